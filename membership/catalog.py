@@ -87,7 +87,7 @@ class NotEnabled(Exception):
 
 
 class Proposer(Protocol):
-    """Group 0, as far as the catalog needs it."""
+    """The part of group 0 that the catalog uses."""
 
     async def propose(self, command: bytes) -> int:
         """Return the index at which exactly this command was committed.
@@ -129,34 +129,34 @@ class CatalogTables(Replicated):  # type: ignore[misc]  # pysyncobj has no types
 
     @replicated
     def found_cluster(self, request: str) -> Result:
-        """Apply `catalog_rules.found_cluster`."""
+        """Give the cluster its id (`catalog_rules.found_cluster`)."""
         return self._follow(rules.found_cluster, FoundCluster, request)
 
     @replicated
     def register_node(self, request: str) -> Result:
-        """Apply `catalog_rules.register_node`."""
+        """Record a node, or changes of it (`catalog_rules.register_node`)."""
         rule = partial(rules.register_node, enabled=self._syncObj.getCodeVersion())
         return self._follow(rule, RegisterNode, request)
 
     @replicated
     def create_topic(self, request: str) -> Result:
-        """Apply `catalog_rules.create_topic`."""
+        """Record a topic and its partitions (`catalog_rules.create_topic`)."""
         rule = partial(rules.create_topic, enabled=self._syncObj.getCodeVersion())
         return self._follow(rule, CreateTopic, request)
 
     @replicated
     def mark_made(self, request: str) -> Result:
-        """Apply `catalog_rules.mark_made`."""
+        """Record that a node has made its replicas of groups (`catalog_rules.mark_made`)."""
         return self._follow(rules.mark_made, MarkMade, request)
 
     @replicated
     def delete_topic(self, request: str) -> Result:
-        """Apply `catalog_rules.delete_topic`."""
+        """Delete a topic, and leave tombstones (`catalog_rules.delete_topic`)."""
         return self._follow(rules.delete_topic, DeleteTopic, request)
 
     @replicated
     def mark_removed(self, request: str) -> Result:
-        """Apply `catalog_rules.mark_removed`."""
+        """Record that a node has removed deleted replicas (`catalog_rules.mark_removed`)."""
         return self._follow(rules.mark_removed, MarkRemoved, request)
 
     @replicated
@@ -166,7 +166,7 @@ class CatalogTables(Replicated):  # type: ignore[misc]  # pysyncobj has no types
 
     @replicated
     def update_topic_settings(self, request: str) -> Result:
-        """Apply `catalog_rules.update_topic_settings`."""
+        """Change settings of a topic (`catalog_rules.update_topic_settings`)."""
         return self._follow(rules.update_topic_settings, UpdateTopicSettings, request)
 
     @replicated_since(ver=1)
@@ -308,7 +308,7 @@ class Catalog:
     # Commands. Each returns what `apply` computed at its index on this node, so `state()` already shows it.
 
     async def found_cluster(self, cluster_id: bytes) -> Result:
-        """Give the cluster its id. Outcomes: created, exists, already_exists, invalid."""
+        """Set the cluster's id. Outcomes: created, exists, already_exists, invalid."""
         return await self._command(self._tables.found_cluster, FoundCluster(cluster_id))
 
     async def register_node(self, record: NodeRecord, *, former: Sequence[BootRecord] = ()) -> Result:
@@ -355,7 +355,7 @@ class Catalog:
     async def mark_made(self, groups: Sequence[bytes], *, node: str, store_id: bytes) -> Result:
         """Report that this node's replicas of `groups` are durably made. Outcomes: marked, unchanged.
 
-        ``result.groups`` are those of them that are live now.
+        ``result.groups`` are the groups that are live now.
         """
         return await self._command(self._tables.mark_made, MarkMade(node, store_id, list(groups)))
 
@@ -446,7 +446,7 @@ class Catalog:
         return self._objects.code_version()
 
     async def enable(self, version: int) -> None:
-        """Enable code version `version`; the proposer must know that all nodes know it.
+        """Enable code version `version`. Call it only when all nodes support that version.
 
         Raises:
             NotCatalogLeader: as for every command.

@@ -1,4 +1,4 @@
-"""The difference of two states of the catalog, so that a copy is kept up to date by what changed alone.
+"""The difference of two states of the catalog, so that copies are updated by the changed records only.
 
 States share the parts of their tables and the records that did not change (`tables`), so a difference is
 found by identity, and costs what changed. A delta names the version that it changes; a copy of another
@@ -29,7 +29,7 @@ class VersionGap(Exception):
 
 
 class CatalogDelta(msgspec.Struct, frozen=True, array_like=True):
-    """What changed from version `since` to `version`: by key the new record, None for one that is gone."""
+    """The changes from version `since` to `version`: the new record by key, None for a removed one."""
 
     since: int
     version: int
@@ -46,7 +46,7 @@ class CatalogDelta(msgspec.Struct, frozen=True, array_like=True):
 
 
 def delta_between(before: CatalogState, after: CatalogState) -> CatalogDelta:
-    """Return what changes `before` into `after`."""
+    """Return the delta that turns `before` into `after`."""
     return CatalogDelta(
         since=before.version,
         version=after.version,

@@ -1,4 +1,4 @@
-"""How the catalog changes: one pure function for each command.
+"""The rules of the catalog's changes: one pure function for each command.
 
 ``rule(state, request) -> (state afterwards, result)``. A rule compares, and returns either the very state it
 was given or a new one with the next version. It reads no clock and draws no random number, because every node
@@ -10,8 +10,8 @@ applies it by itself and must get the same state. How commands are encoded, comm
 3. A partition goes `creating` -> `live` -> tombstone, never back.
 4. A channel's id is given once, and its `FIXED` settings stay for its life.
 5. A credential never changes: it is made, and revoked.
-6. Of what is made in the catalog a principal has no more than its limits, also if it asks for two at once.
-   Limits that are lowered take nothing away.
+6. A principal owns no more objects in the catalog than its limits allow, also if it sends two requests at
+   once. Lowered limits remove nothing.
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ def register_node(state: CatalogState, request: RegisterNode, *, enabled: int = 
 
 
 def too_old(node: str, code_version: int, *, enabled: int) -> str:
-    """Return why a node with such a program is refused, as text for people."""
+    """Return the reason for which a node with this code version is refused, as text for people."""
     return (
         f"the program of node {node!r} is too old: it knows code version {code_version}, and the cluster has "
         f"enabled {enabled}: start it with a program as new as that of the other nodes"
@@ -196,7 +196,7 @@ def too_old(node: str, code_version: int, *, enabled: int) -> str:
 
 
 def kept_by_command(record: NodeRecord, known: NodeRecord) -> NodeRecord:
-    """Return a node's own record with the fields that only commands change, not registrations."""
+    """Return a node's registration, with those fields from `known` that only commands change."""
     return replace(
         record,
         draining=known.draining,
@@ -493,7 +493,7 @@ def _with_channel(
 
 
 def change_access(state: CatalogState, request: ChangeAccess) -> Change:
-    """Create or revoke a credential, by the kind of the request."""
+    """Create or revoke a credential, depending on the request's kind."""
     match request.step:
         case CreateCredential() as create:
             return create_credential(state, create)
@@ -600,7 +600,7 @@ def _wrong_limits(request: ChangeLimits) -> str:
 
 
 def owned_by(state: CatalogState, owner: str) -> dict[str, int]:
-    """Return how many topics, partitions and channels there are of which a principal is the owner."""
+    """Return the numbers of topics, partitions and channels that a principal owns."""
     topics = [each for each in state.topics.values() if each.owner == owner]
     return {
         "topics": len(topics),
@@ -610,9 +610,9 @@ def owned_by(state: CatalogState, owner: str) -> dict[str, int]:
 
 
 def over_limit(state: CatalogState, owner: str, **more: int) -> Result | None:
-    """Return the refusal if `more` of what an owner has would pass one of its limits; None if none would.
+    """Return the refusal if `more` objects of an owner would exceed one of its limits; else None.
 
-    All topics are looked at, but only for an owner that has such a limit.
+    It counts over all topics, but only for an owner that has such a limit.
     """
     if not owner or not state.limits:
         return None

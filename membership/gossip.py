@@ -167,12 +167,12 @@ class Gossip:
         self._after()
 
     def statistics(self) -> dict[str, int]:
-        """Return counts of datagrams by what became of them, and `refutations`, `namesakes` and `doubt`.
+        """Return counts of datagrams by outcome, and `refutations`, `namesakes` and `doubt`.
 
-        `refutations`: claims about this member that it refuted. `namesakes`: packets of other processes under
-        its name. `doubt`: see `Swim`. `replayed`: what came again, or to another process than it was for.
-        `challenged`: what came without the nonce that was asked for; `asked_again`: what was sent again for
-        that. `outdated`: what came in the older form when all nodes know the newer one.
+        `refutations` counts claims about this member that it refuted, `namesakes` packets of other processes
+        under its name; `doubt`: see `Swim`. `replayed` counts datagrams that came again, or that were meant
+        for another process; `challenged` those without the requested nonce, and `asked_again` those sent
+        again because of that; `outdated` those in the older form although all nodes support the newer one.
         """
         return {
             **self._counts,

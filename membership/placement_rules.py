@@ -1,4 +1,4 @@
-"""How the wanted placement changes in the catalog: nodes drained and removed, partitions grown and pinned.
+"""The rules of changes to the wanted placement: nodes drained and removed, partitions grown and pinned.
 
 One pure function for each request, as in `catalog_rules`. Each compares the version of what it changes with
 the one that the request was decided on, so of two administrators at once one is refused. What *should* be
@@ -98,7 +98,7 @@ def add_replicas(state: CatalogState, request: AddReplicas) -> Change:
 
 
 def remove_replica(state: CatalogState, request: RemoveReplica) -> Change:
-    """Take a replica from a partition that has more than it should; its group's leader removes it."""
+    """Mark a replica as leaving, in a partition that has too many; its group's leader removes it."""
     partition, refusal = _at_version(state, request.partition, request.version, request.group)
     if partition is None:
         return refusal
@@ -211,7 +211,7 @@ def alter_topic(state: CatalogState, request: AlterTopic) -> Change:
 
 
 def alter_node(state: CatalogState, request: AlterNode) -> Change:
-    """Change what the catalog keeps of a node by command: drained or not, weight, zone."""
+    """Change the fields of a node that an operator sets: drained or not, weight, zone."""
     node = state.nodes.get(request.node)
     if node is None:
         return _no(state, "absent", f"no node {request.node!r}")

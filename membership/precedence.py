@@ -1,4 +1,4 @@
-"""Precedence: SWIM's rules for which of two claims about a member is believed, as values and functions.
+"""Precedence: SWIM's rules to choose between two claims about a member, as values and functions.
 
 A claim is swim-protocol's `Gossip`: a member's name, its clock, a status, and its metadata. The rules of
 precedence are apart from probing and dissemination (`swim`), so that each can be read and tested alone.
@@ -18,7 +18,7 @@ SEVERITY = {Status.ONLINE: 0, Status.SUSPECT: 1, Status.OFFLINE: 2}
 
 @dataclass(slots=True)
 class Peer:
-    """Another member: the claim about it that holds, always with metadata, and how long it holds."""
+    """Another member: the current claim about it, always with metadata, and the time since it holds."""
 
     claim: Gossip
     until_ms: int | None = None

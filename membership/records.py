@@ -1,4 +1,4 @@
-"""The catalog's records: what the cluster has agreed on, as immutable values.
+"""The catalog's records: the agreed metadata of the cluster, as immutable values.
 
 This module has only their fields; `catalog_rules` says how they change. They are encoded with msgpack for
 snapshots and for the shard processes, so new fields go last and have defaults. A change makes a new
@@ -73,7 +73,7 @@ class NodeRecord(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def effective_weight(self) -> float:
-        """Share of replicas that the node shall hold, relative to other nodes."""
+        """The share of replicas that the node should hold, relative to other nodes."""
         return self.weight if self.set_weight is None else self.set_weight
 
     @property
@@ -130,7 +130,7 @@ class AcceptedLoss(msgspec.Struct, frozen=True, gc=False):
 class Pin(msgspec.Struct, frozen=True, gc=False):
     """An explicit placement of a partition: these nodes hold it, whatever the rank says.
 
-    `owner` is a name of who decided it, `reason` a text for people.
+    `owner` names the one who decided it, `reason` is a text for people.
     """
 
     nodes: list[str]
@@ -215,7 +215,7 @@ class Output(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Seal(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The end of an input: the index and the time of the entry that ended it, and the offset behind it."""
+    """The end of an input: the index and the time of the entry that ended it, and the offset after it."""
 
     index: int
     end_offset: int
@@ -304,7 +304,7 @@ class TopicRecord(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     def numbers(self) -> Sequence[int]:
         """The numbers of the partitions that take records, or did: no output of the change under way.
 
-        These are shown to clients, and asked of what is kept by partition. An output has nothing before its
+        These are shown to clients, and used for lookups by partition. An output holds nothing before its
         change is done, and may have no leader yet.
         """
         if self.change is None:
@@ -335,11 +335,11 @@ class Grant(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class CredentialRecord(msgspec.Struct, frozen=True, gc=False):
-    """What proves that a request is of the principal `name`, and what that principal may do with it.
+    """A credential of the principal `name`, with the grants of requests that prove it.
 
-    `id` is public: 16 hexadecimal digits. Of a token only `digest` is here, SHA-256 over `salt` and the
-    token's secret bytes. Of a client certificate `certificate` is its subject name, and salt and digest are
-    empty. Several credentials may have one name.
+    `id` is public: 16 hexadecimal digits. For a token `digest` is the SHA-256 over `salt` and the token's
+    secret bytes. For a client certificate `certificate` is its subject name, and salt and digest are empty.
+    Several credentials may have one name.
     """
 
     id: str
@@ -356,9 +356,9 @@ class CredentialRecord(msgspec.Struct, frozen=True, gc=False):
 
 
 class LimitRecord(msgspec.Struct, frozen=True, gc=False):
-    """What a principal may use at most; `principal` "*": each one that has no record of its own.
+    """The limits of a principal; `principal` "*" stands for each one without a record of its own.
 
-    `limits` has by name those that are set (`catalog_rules.LIMITS`); what is not there is not limited.
+    `limits` has the limits that are set, by name (`catalog_rules.LIMITS`); a missing one is unlimited.
     """
 
     principal: str
@@ -446,7 +446,7 @@ class CatalogState(msgspec.Struct, frozen=True):
                 force_setattr(self, name, kind(records))
 
     def limit(self, principal: str, name: str) -> int | None:
-        """Return a limit of a principal: that of its own record, else that of all others; None: none."""
+        """Return a limit of a principal: from its own record, else from that of "*"; None if unlimited."""
         record = self.limits.get(principal) or self.limits.get(ANY_PRINCIPAL)
         return None if record is None else record.limits.get(name)
 

@@ -1,4 +1,4 @@
-"""How replicas move from node to node in the catalog: one pure function for each step.
+"""The rules of replica moves in the catalog: one pure function for each step.
 
 The group's own log says who its members are. The catalog says who they shall be, and what nodes and leaders
 have reported: the new replica is *made*; the old one is *leaving* until its group's leader reports that its
@@ -117,7 +117,7 @@ def replace_replica(state: CatalogState, request: ReplaceReplica) -> Change:
 
 
 def leaving_by_choice(partition: PartitionRecord) -> list[ReplicaRecord]:
-    """Return the replicas that leave because they move, so after those that are placed vote."""
+    """Return the replicas that leave because they move: only after the placed replicas have become voters."""
     return [each.replica for each in partition.leaving if each.why == "moved"]
 
 
@@ -144,7 +144,7 @@ def _why_not(state: CatalogState, partition: PartitionRecord, request: ReplaceRe
 def report_removals(state: CatalogState, request: ReportRemovals) -> Change:
     """Record removals that a group has committed; the nodes may delete these replicas.
 
-    Such a report is true for ever, as an id that left has no place again: so it may come late, or twice.
+    Such a report stays true, because an id that left is never placed again. So it may come late, or twice.
     """
     partition = state.partitions.get(request.partition)
     if partition is None or partition.group != request.group:
@@ -162,7 +162,7 @@ def report_removals(state: CatalogState, request: ReportRemovals) -> Change:
 
 
 def report_replicas(state: CatalogState, request: ReportReplicas) -> Change:
-    """Record what a node reports of its own replicas: made, lost, deleted."""
+    """Record a node's report about its own replicas: made, lost, deleted."""
 
     def own(replica: ReplicaRecord, ids: list[int]) -> bool:
         # A replica may be lost together with its store, so the node may report that with another store id;

@@ -1,4 +1,4 @@
-"""The catalog's requests, what a command carries, and its results.
+"""The catalog's requests, which commands carry, and their results.
 
 All that depends on a clock, on randomness or on which nodes are alive was decided by the proposer, and is in
 the request. This module has only the fields; `catalog_rules`, `replica_rules`, `placement_rules` and
@@ -150,7 +150,7 @@ class AddReplicas(msgspec.Struct, frozen=True, tag="add"):
 
 
 class RemoveReplica(msgspec.Struct, frozen=True, tag="remove"):
-    """Take a replica from a live partition that has too many, if the partition still has this `version`."""
+    """Remove a replica from a live partition that has too many, if the partition still has this `version`."""
 
     partition: str
     group: bytes
@@ -186,9 +186,9 @@ class AlterTopic(msgspec.Struct, frozen=True, tag="topic"):
 
 
 class AlterNode(msgspec.Struct, frozen=True, tag="node"):
-    """Change what the catalog keeps of a node by command, if it still has this `version`.
+    """Change the fields of a node that an operator sets, if it still has this `version`.
 
-    A field that is not sent stays. None for `set_weight` or `set_zone`: what the node announces counts again.
+    A field that is left out stays. None for `set_weight` or `set_zone` restores what the node announces.
     """
 
     node: str
@@ -211,7 +211,7 @@ PlacementChange = (
 
 
 class ChangePlacement(msgspec.Struct, frozen=True):
-    """A request for one change of what is wanted of nodes, topics and partitions, or one step towards it."""
+    """A request for one change of the wanted placement, or for one step towards it."""
 
     change: PlacementChange
 
@@ -278,7 +278,7 @@ RouteStep = BeginChange | CloseChange | CancelChange | ReportSeal | ReclaimParti
 
 
 class ChangeRoute(msgspec.Struct, frozen=True):
-    """A request for one step of a change of a topic's route, or of what it leaves."""
+    """A request for one step of a change of a topic's route, or for the reclaiming of an ended partition."""
 
     step: RouteStep
 
@@ -292,7 +292,7 @@ class CreateChannel(msgspec.Struct, frozen=True, tag="create_channel"):
 
 
 class UpdateChannel(msgspec.Struct, frozen=True, tag="update_channel"):
-    """Give a channel that still has this version other settings: all of them."""
+    """Replace all settings of a channel that still has this version."""
 
     topic: str
     name: str
@@ -332,7 +332,7 @@ class CreateCredential(msgspec.Struct, frozen=True, tag="create_credential"):
 
 
 class RevokeCredential(msgspec.Struct, frozen=True, tag="revoke_credential"):
-    """Delete the credential of this id: what proves its principal by it is refused from then on."""
+    """Delete the credential of this id: requests that prove it are refused from then on."""
 
     id: str
 
@@ -402,5 +402,5 @@ class Result(msgspec.Struct, frozen=True):
 
     @property
     def ok(self) -> bool:
-        """Whether the state is now as the command wanted it."""
+        """Whether the state is now as the command requested."""
         return self.outcome in ("created", "updated", "deleted", "marked", "exists", "unchanged")

@@ -1,4 +1,4 @@
-"""How a topic's route changes in the catalog: partitions split, merge and move, by steps that are pure.
+"""The rules of changes to a topic's route: partitions split, merge and move, by pure steps.
 
 A *change* replaces neighbouring partitions, its inputs, by new ones over the same range, its outputs. The
 catalog decides only what all must agree on; that an input may be sealed, and that its seal is on the disks of
@@ -262,7 +262,7 @@ def report_seal(state: CatalogState, topic: TopicRecord, request: ReportSeal) ->
 
 
 def reclaim_partition(state: CatalogState, topic: TopicRecord, request: ReclaimPartition) -> Change:
-    """Delete a sealed partition whose inputs are reclaimed; the history keeps its range and its end."""
+    """Delete a sealed partition whose inputs are reclaimed; the topic keeps its range and its end."""
     partition = state.partitions.get(f"{topic.name}/{request.number}")
     if partition is None and 0 <= request.number < (topic.next_partition or topic.partitions):
         return state, Result("exists", state.version, topic=topic)

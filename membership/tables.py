@@ -71,7 +71,7 @@ class Table(Mapping[Key, Record], Generic[Key, Record]):
         return after
 
     def changes_since(self, before: Table[Key, Record]) -> dict[Key, Record | None]:
-        """Return by key what differs from `before`: the record here, None where there is none.
+        """Return the changes since `before`, by key: the new record, or None for a removed one.
 
         Records are compared by identity, and only in the parts that the two tables do not share.
         """

@@ -197,7 +197,7 @@ class Core:
 
     @property
     def defers_campaign(self) -> bool:
-        """True if others are to campaign first, because part of this log is damaged; set by the driver."""
+        """True if others should campaign first, because part of this log is damaged; set by the driver."""
         return self._candidacy.defers_campaign
 
     @defers_campaign.setter
@@ -651,8 +651,8 @@ class Core:
     def release(self, *, incarnation: int, last_term: int, last_index: int, now_ms: int) -> bool:
         """Set our floor to the latest end among the logs of all replicas of the group.
 
-        From now on our grants to logs that end there or later count although we are recovering, as no log
-        that is left holds more. If our own log reaches it we may campaign, even as a learner. Each of the
+        From now on our grants to logs that end there or later count although we are recovering, because no
+        remaining log holds more. If our own log reaches it we may campaign, even as a learner. Each of the
         others must have answered after our `incarnation` was known to it, and none of them as a leader
         (docs/consensus.md#when-all-replicas-have-answered). Return False, and do nothing, if our incarnation
         is another one, if we lead, or if `log_regressed`.

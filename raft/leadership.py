@@ -148,7 +148,7 @@ class Leadership:
         return self.term_start <= min(self._log.committed_index, self._log.durable_index)
 
     def postpone(self, *, by_ms: int) -> None:
-        """Give the others `by_ms` more to be heard: their messages may lie unread in our sockets."""
+        """Allow the others `by_ms` more to be heard: their messages may lie unread in our sockets."""
         self._quorum_deadline_ms += by_ms
 
     # Quiescence (docs/consensus.md#quiescence)

@@ -121,7 +121,7 @@ class Heartbeat(Message, frozen=True, tag=7):
 
 
 class HeartbeatAnswer(Message, frozen=True, tag=8):
-    """Says that `term` was the highest term the sender knew when round `round` reached it.
+    """Tells that `term` was the highest term the sender knew when round `round` reached it.
 
     Round 0 answers no heartbeat: it announces a later term to an old leader, or to a quiesced one that the
     sender is awake. `quiesce`: the sender holds all that the leader holds, knows it committed, and needs no

@@ -79,9 +79,9 @@ class Progress:
 
     @property
     def counted_index(self) -> int:
-        """Up to where its copy counts as a voter's: nowhere before it holds the entry that made it one.
+        """The index up to which its copy counts as a voter's; 0 until it has the entry that made it one.
 
-        Until then it may take itself for a learner, and begin again with an empty log.
+        Until then it may believe that it is a learner, and start again with an empty log.
         """
         return self.match_index if self.match_index >= self.counts_from else 0
 

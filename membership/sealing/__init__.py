@@ -1,1 +1,1 @@
-"""What shows that a gossip datagram is of this cluster, of this moment, and for this node."""
+"""The authentication of gossip datagrams: that each is of this cluster, fresh, and for this node."""

@@ -5,8 +5,8 @@ its start, and numbers the datagrams of that process. It also repeats a *nonce* 
 this sender for. A receiver takes a datagram with its own nonce and a number that it has not had, and answers
 any other with the nonce to use, a *challenge*; the sender then sends the same content once more. So
 
-1. what was recorded, and comes again, is dropped: its number was had;
-2. what was for another process, or for an earlier start of this one, has another nonce;
+1. a recorded datagram that is sent again is dropped, because its number was received before;
+2. a datagram for another process, or for an earlier start of this one, has another nonce;
 3. a sender that has started again is heard after one challenge; what its earlier start had sent is not, as no
    one is left to answer the challenge with it.
 
@@ -40,9 +40,9 @@ _NONE = bytes(NONCE_BYTES)
 
 
 class Opened(NamedTuple):
-    """What a datagram has come to: its `body`; or what to `send` to which address; or nothing.
+    """The result of opening a datagram: its `body`; or a datagram to `send` to an address; or nothing.
 
-    `outcome` names the counter of what was not taken; empty for a body.
+    `outcome` names the counter of the reason if there is no body.
     """
 
     body: bytes | None = None
@@ -75,9 +75,9 @@ class _Window:
 
 
 class BoundForm:
-    """Makes and checks the datagrams of one process.
+    """The maker and checker of the datagrams of one process.
 
-    `keys` returns the keys of now: the first is used, all are accepted. `draw` returns random bytes that no
+    `keys` returns the present keys: the first is used, all are accepted. `draw` returns random bytes that no
     one can foresee.
     """
 
@@ -106,7 +106,7 @@ class BoundForm:
         return _with_mac(self._keys()[0], MAGIC, head + body)
 
     def open(self, data: bytes, sender: str) -> Opened:
-        """Return what a datagram of this form, which came from the address `sender`, has come to."""
+        """Check a datagram of this form, received from the address `sender`; return the result."""
         if len(data) < HEAD_BYTES or not self._is_authentic(data):
             return Opened(outcome="bad_signature")
         process, number, nonce = _HEAD.unpack_from(data, len(MAGIC) + MAC_BYTES)

@@ -1,4 +1,4 @@
-"""The forms of gossip datagrams together: which one is sent, and which are heard, while programs differ."""
+"""The choice between the two forms of gossip datagrams, for sending and receiving, while programs differ."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NO_SECRET = b"laminar: a cluster without a secret"
 
 
 class GossipKey(NamedTuple):
-    """What one secret of a cluster means for gossip: the derived key, and the secret, for the older form."""
+    """The gossip keys of one secret: the derived key, and the secret itself for the older form."""
 
     key: bytes
     secret: bytes
@@ -24,11 +24,11 @@ WITHOUT_SECRET = (GossipKey(NO_SECRET, NO_SECRET),)
 
 
 class Seal:
-    """Makes and checks the datagrams of one process, in the form that all nodes of the cluster know.
+    """The maker and checker of one process's datagrams, in the form that all nodes of the cluster support.
 
-    `keys` returns those of now, the used one first; without any the cluster has no secret. `is_newer` says
-    whether all nodes are known to know the newer form. Until then the older one is sent and heard. A datagram
-    of the newer form is always heard, and says the same: no node sends it before.
+    `keys` returns the present keys, the used one first; without any the cluster has no secret. `is_newer`
+    tells whether all nodes are known to support the newer form. Until then the older one is sent and
+    accepted. A datagram of the newer form is always accepted, and proves the same: no node sends it earlier.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Seal:
 
     @property
     def newer(self) -> bool:
-        """Whether the newer form is sent, and the older one not heard any more."""
+        """Whether the newer form is sent, and the older one is no longer accepted."""
         return self._heard_newer or self._is_newer()
 
     def close(self, body: bytes, address: str) -> bytes:
@@ -54,7 +54,7 @@ class Seal:
         return self._bound.close(body, address) if self.newer else self._older()[0].close(body)
 
     def open(self, data: bytes, sender: str) -> Opened:
-        """Return what a datagram that came from the address `sender` has come to."""
+        """Check a datagram received from the address `sender`; return the result."""
         if not data.startswith(signed.MAGIC):
             opened = self._bound.open(data, sender)
             if opened.body is not None:

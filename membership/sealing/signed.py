@@ -1,4 +1,4 @@
-"""The older form of gossip datagrams: a signature under the secret, and nothing against a repetition.
+"""The older form of gossip datagrams: signed with the secret, without replay protection.
 
 Programs before code version 7 know only this one: magic, salt, digest, body.
 """
@@ -13,7 +13,7 @@ DIGEST_BYTES = 32
 
 
 class SignedForm:
-    """Signs and checks datagrams of the older form with one key."""
+    """The signer and checker of datagrams of the older form, with one key."""
 
     def __init__(self, key: bytes) -> None:
         # With `check_version` the signature would cover the package's version, so nodes of two releases

@@ -1,4 +1,4 @@
-"""When the catalog's leader balances by load: the newest report of each node, and one move at a time.
+"""The timing of the balance by load, on the catalog's leader: reports of the nodes, one move at a time.
 
 What moves, and why, is decided by `laminar.node.placement.balance`. Here is when: above the threshold in
 `ROUNDS` rounds without a break, in the allowed hours, and not for `PAUSE_MS` after a move, because the
@@ -56,7 +56,7 @@ class NodeBalance(msgspec.Struct, frozen=True):
 
 
 class BalanceAnswer(msgspec.Struct, frozen=True):
-    """What the balance would do or did, and why; or why nothing."""
+    """The next move of the balance, or the one just made, with the reason; or the reason for none."""
 
     threshold: float
     hours: str
@@ -93,7 +93,7 @@ class Balancer:
             self._reports[report.node] = (self._clock.monotonic_ms(), report)
 
     async def run_pass(self, group: CatalogGroup, *, absent: Collection[str]) -> None:
-        """Take one round if it is time for one. `absent` are the nodes that are not seen now."""
+        """Do one round if one is due. `absent` are the nodes that are not seen now."""
         self._follow_term(group)
         self._absent = frozenset(absent)
         now_ms = self._clock.monotonic_ms()

@@ -158,11 +158,11 @@ class Controller(Process):
 
     @property
     def group(self) -> CatalogGroup | None:
-        """Group 0 as this node takes part in it; None until it is opened."""
+        """This node's part of group 0; None until it is opened."""
         return self._replica.group
 
     def state(self) -> CatalogState:
-        """Return this node's copy of the catalog; while that is empty, the catalog that it joined with."""
+        """Return this node's copy of the catalog; while that is empty, the catalog from its joining."""
         return self.directory.state()
 
     def knows(self, node: str) -> bool:

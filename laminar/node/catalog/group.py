@@ -90,7 +90,7 @@ class CatalogGroup:
                 future.set_exception(NotCatalogLeader(self.replica.leader_node))
 
     def committed(self, index: int) -> None:
-        """Have the commands up to `index` applied to the catalog, in log order, by a task."""
+        """Start a task that applies the commands up to `index` to the catalog, in log order."""
         self.committed_index = index
         if not self._applying:
             self._applying = True

@@ -71,10 +71,11 @@ class LeaderDuties:
         self._timer: asyncio.TimerHandle | None = None
 
     async def run_pass(self, group: CatalogGroup) -> None:
-        """Perform one pass.
+        """Do the duties that are due: change the catalog's voters and the placement by one step each.
 
         Raises:
-            NotCatalogLeader: try again later; likewise `NotLeader` and `ConfigurationRefused`.
+        NotCatalogLeader: this node lost the leadership; the caller tries again later. Likewise `NotLeader`
+            and `ConfigurationRefused`.
         """
         replica = group.replica
         if not replica.core.is_leader:

@@ -1,6 +1,6 @@
-"""How a node's load reaches the catalog's leader: the controller asks its shards, and sends one report.
+"""Load reports: a controller asks its shards for their load, and sends one report to the catalog's leader.
 
-A node one of whose shards does not answer sends none: half a load would look like a quiet node.
+If a shard does not answer, the node sends no report: a part of the load would look like a quiet node.
 """
 
 from __future__ import annotations

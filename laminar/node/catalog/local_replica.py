@@ -1,4 +1,4 @@
-"""This node's replica of group 0, the catalog: made, opened, and kept from campaigning if it forgot others.
+"""This node's replica of group 0 (the catalog): it is made or opened here, and may be barred from elections.
 
 A founder makes it with itself as the only voter, a joining node by the answer of the cluster; later starts
 open it. A node can't serve without it, so a start waits until damage in it is repaired from the other

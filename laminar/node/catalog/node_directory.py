@@ -1,4 +1,4 @@
-"""What a controller knows of the cluster's nodes: from its copy of the catalog, from gossip, from memory.
+"""A controller's knowledge of the cluster's nodes, from its copy of the catalog, gossip, and its disk.
 
 It decides nothing. Its copy of the catalog may be old, gossip may be late, and a remembered address may be
 wrong. So a caller may use an answer only where a wrong one does no harm (docs/consensus.md#the-catalog).
@@ -34,11 +34,11 @@ class NodeDirectory:
 
     @property
     def group(self) -> CatalogGroup | None:
-        """Group 0 as this node takes part in it; None until it is opened."""
+        """This node's part of group 0; None until it is opened."""
         return self._replica.group
 
     def follow(self, gossip: Gossip, *, cluster_id: bytes) -> None:
-        """Use `gossip` from now on, as far as it is about nodes of this cluster."""
+        """Use `gossip` from now on, for nodes of this cluster only."""
         self._gossip = gossip
         self._cluster = cluster_id.hex()
 
@@ -48,7 +48,7 @@ class NodeDirectory:
         self._addresses.announce(self._gossip.members(), cluster=self._cluster)
 
     def state(self) -> CatalogState:
-        """Return this node's copy of the catalog; while that is empty, the catalog that it joined with."""
+        """Return this node's copy of the catalog; while that is empty, the catalog from its joining."""
         state = self.group.catalog.state() if self.group is not None else CatalogState()
         return state if state.version > 0 else self._addresses.joined
 

@@ -7,8 +7,8 @@ So if the lost voters come back, no vote passes between them and the recovered c
 learn of the new epoch. The epoch is written before the configuration: a crash between the two leaves a folder
 that has no majority, as before.
 
-A further folder that survived is taken into the epoch (`take_into`) and keeps the partitions that it
-holds; its own copy of the catalog follows that of the first.
+Each other folder that survived joins the epoch (`take_into`) and keeps its partitions; its own copy of the
+catalog then follows that of the first folder.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ class RollbackGuard:
         return list(self._boot.boot_history[:-1])
 
     async def keep(self, nodes: Iterable[str]) -> None:
-        """Write to the folder's identity what is due: that the cluster has other nodes, or a new tick.
+        """Write to the folder's identity that the cluster has other nodes, or a new tick, if that is due.
 
         Once the folder is confirmed, the earlier starts' boot records are dropped. A failed write is only
         logged, and tried again at the next call. `nodes` are those of the catalog.

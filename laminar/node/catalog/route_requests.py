@@ -1,6 +1,6 @@
-"""Requests that change a topic's route: what the catalog's leader decides before the change begins.
+"""Requests that change a topic's route: the decisions of the catalog's leader before a change begins.
 
-It places the outputs over the nodes that answer, and names why a change cannot begin. The catalog's rules
+It places the outputs on nodes that answer, and gives the reason if a change cannot begin. The catalog's rules
 (`membership.route_rules`) decide once more, when the command is applied.
 """
 
@@ -88,10 +88,10 @@ class Refused(Exception):
 
 
 class Placing(Protocol):
-    """What the leader knows of the nodes that new partitions may be placed on."""
+    """The leader's knowledge of the nodes on which new partitions may be placed."""
 
     async def until_known(self, wanted: int) -> None:
-        """Wait a little for as many nodes, if they may come up, and until it has heard from all."""
+        """Wait a short time until at least `wanted` nodes are up, and gossip has heard from all."""
 
     def weights_for(self, replicas: int) -> dict[str, float]:
         """Return the placement weights of the nodes that answer now, if enough do; else all weights."""

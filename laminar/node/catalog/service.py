@@ -134,7 +134,7 @@ class ReplicaRequest(msgspec.Struct, frozen=True, tag="replicas"):
 
 
 class PlacementRequest(msgspec.Struct, frozen=True, tag="placement"):
-    """One change of what is wanted of nodes, topics and partitions, by an operator.
+    """One change of the wanted placement of nodes, topics and partitions, by an operator.
 
     Refused with `not_enabled` while a node's program does not know the command; the removal of a node that
     is in use with `node_in_use`; more replicas of a topic than nodes may hold with `too_few_nodes`, unless
@@ -152,7 +152,7 @@ class LoadRequest(msgspec.Struct, frozen=True, tag="load"):
 
 
 class BalanceRequest(msgspec.Struct, frozen=True, tag="balance"):
-    """Ask what the balance by load would do now; with `act` have it done."""
+    """Ask for the next move of the balance by load; with `act` it is carried out."""
 
     act: bool = False
 
@@ -273,7 +273,7 @@ def _doubted(answer: CatalogAnswer, lost: bool) -> CatalogAnswer:
 
 
 class CatalogService:
-    """Carries out catalog requests on the leader, or forwards them to it."""
+    """The executor of catalog requests on the leader; elsewhere it forwards them."""
 
     def __init__(
         self,
@@ -600,7 +600,7 @@ class CatalogService:
             self._knows_all_s = asyncio.get_running_loop().time() + COME_UP_WAIT_S
 
     async def until_known(self, wanted: int) -> None:
-        """See `Placing`."""
+        """Wait a short time until at least `wanted` nodes are up; see `Placing`."""
         await self._until(lambda: not self._may_come_up(wanted), COME_UP_WAIT_S)
         await self._first_round()
 

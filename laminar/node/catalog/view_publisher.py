@@ -1,4 +1,4 @@
-"""Publishes the controller's view of the cluster to the node's shards, whenever it changes.
+"""Publish the controller's view of the cluster to the node's shards, whenever it changes.
 
 The controller makes the view (`make`); this module knows which view each shard has received, and pushes what
 changed since. A shard that has another one answers so, and gets the whole. A starting shard also asks for the
@@ -26,7 +26,7 @@ RETRY_S = 0.2
 
 
 class ViewPublisher:
-    """The publisher of one controller. The controller sets `ready`, once, when it may give out views.
+    """The publisher of one controller. The controller sets `ready`, once, when views may be sent.
 
     `view` is the controller's own view; `make()` returns the content that it should have now.
     """

@@ -1,4 +1,4 @@
-"""Which nodes vote in group 0: the rule by which its leader changes the group's configuration step by step.
+"""The voters of group 0: the rule by which its leader changes the group's configuration step by step.
 
 Every node has one replica of group 0, under the id that the catalog gave it when it joined. All follow; up to
 five of them vote, or three where there are fewer than five nodes. A voter whose node has been gone for long

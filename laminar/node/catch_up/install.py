@@ -73,7 +73,7 @@ class Abandoned(Exception):
 
 
 class InstallHost(Protocol):
-    """The services that an installer needs of its shard."""
+    """The services of a shard that an installer uses."""
 
     @property
     def storage(self) -> Storage:
@@ -94,7 +94,7 @@ class InstallHost(Protocol):
         """Return the group's manifest entry if the log that it names is in use, else None."""
 
     async def log_replaced(self, entry: ReplicaEntry) -> None:
-        """Open the replica with its new log, and have the manifest written soon.
+        """Open the replica with its new log, and schedule a write of the manifest.
 
         `entry` names the new log. If the replica was deleted meanwhile, delete the new log.
         """

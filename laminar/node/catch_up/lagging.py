@@ -6,10 +6,10 @@ lacks at least half of the log, and many bytes. It gets its log at a bounded rat
 have no such bound. For this kind that is a matter of speed only: if no new log is built, appends go on.
 
 A voter's bytes are those of sealed segments: under a load that fills a young log fast, every voter may lack
-more of the last segment for a moment. A learner's are all that is committed, and far fewer are many: after a
-node's death all learners of the cluster are empty at once, and what they get by appends would delay those of
-all others. So a new learner is looked at as soon as it answers, not by the periodic check (`watch`): until
-then it would have got half a second of appends at full speed.
+more of the last segment for a moment. For a learner all committed bytes count, and the threshold is much
+lower: after a node's death all learners of the cluster are empty at once, and appends to them would delay
+those to all other replicas. So a new learner is looked at as soon as it answers, not by the periodic check
+(`watch`): until then it would have got half a second of appends at full speed.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ class Lagging:
         self._until_s[key] = asyncio.get_running_loop().time() + PATIENCE_S
 
     async def watch(self, partition: Partition) -> None:
-        """Look at a group that was given learners until each has answered, and offer what they need."""
+        """Watch a group with new learners until each has answered, and offer a catch-up where needed."""
         replica = partition.replica
         until_s = asyncio.get_running_loop().time() + WATCH_S
         while asyncio.get_running_loop().time() < until_s:

@@ -33,7 +33,7 @@ CHECK_S = 0.5
 
 
 class CatchUpHost(Protocol):
-    """The services that catch-up needs of its shard."""
+    """The services of a shard that catch-up uses."""
 
     boot: Boot
     clock: Clock
@@ -53,7 +53,7 @@ class CatchUpHost(Protocol):
         """Return why the shard takes no data now; None if it does."""
 
     def request_reconcile(self) -> None:
-        """Have the shard reconcile its replicas with its view soon."""
+        """Ask the shard to reconcile its replicas with its view soon."""
 
     async def open(self, entry: ReplicaEntry) -> None:
         """Open a replica of the manifest and let it take part in its group."""
@@ -190,7 +190,7 @@ class CatchUp:
         return entry if named else None
 
     async def log_replaced(self, entry: ReplicaEntry) -> None:
-        """Open the replica with its new log, and have the manifest written soon.
+        """Open the replica with its new log, and schedule a write of the manifest.
 
         If the replica was deleted meanwhile, delete the new log.
         """

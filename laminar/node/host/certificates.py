@@ -1,4 +1,4 @@
-"""The certificate of a node, and what it expects of others: files of PEM, made into contexts of TLS.
+"""The certificate of a node and the CAs that it trusts: PEM files, loaded into TLS contexts.
 
 `Certificates` is made by the supervisor before the first fork, so each process has the last good contexts in
 memory, and each looks for newer files by itself. Files that cannot be used are reported and change nothing:
@@ -186,7 +186,7 @@ def _verified_by_itself(
 
 
 def reason_of(error: BaseException) -> str:
-    """Return what was wrong with a handshake, in words without numbers of OpenSSL."""
+    """Return the fault of a handshake in words, without OpenSSL's numbers."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return error.verify_message
     if isinstance(error, ssl.SSLError) and error.reason:

@@ -50,7 +50,7 @@ class DiskSpace:
         return self._disk.free_bytes(self._directory), self._disk.total_bytes(self._directory)
 
     def take(self, free_bytes: int, total_bytes: int) -> None:
-        """Take over a measurement, and log when something begins or ceases to be refused."""
+        """Store a measurement, and log when something begins or ceases to be refused."""
         self.free_bytes = free_bytes
         self.threshold_bytes = min(self._low_water_bytes, int(total_bytes * self._low_water_percent / 100))
         is_used = self._is_below(self.reserve_mark_bytes, self.reserve_is_used)
@@ -85,7 +85,7 @@ class DiskSpace:
         return f"the disk of {self._directory} has {self.free_bytes} bytes free, less than {mark}"
 
     async def refresh(self) -> None:
-        """Measure the disk in a thread and take over the result."""
+        """Measure the disk in a thread and store the result."""
         try:
             found = await asyncio.get_running_loop().run_in_executor(None, self.measure)
         except DiskError as error:

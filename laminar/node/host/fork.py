@@ -81,7 +81,7 @@ def threads() -> int:
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when `parent`, which forked it, ends in any way."""
+    """Ask the kernel to kill this process when `parent`, which forked it, ends in any way."""
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         number = ctypes.get_errno()
         raise OSError(number, f"prctl(PR_SET_PDEATHSIG): {os.strerror(number)}")

@@ -1,4 +1,4 @@
-"""Where a process's log goes: one line per record on standard error, without ever blocking the loop.
+"""The set-up of a process's log: one line per record on standard error, without ever blocking the loop.
 
 Text on a terminal, JSON otherwise. A reader that stops reading must not stop the node: a line that does not
 fit the pipe is dropped and counted, and the next one that fits is preceded by the number of dropped ones.

@@ -1,4 +1,4 @@
-"""What the supervisor asks of the machine it starts on: service manager, packages, CPUs.
+"""The supervisor's questions to the machine at a start: service manager, packages, CPUs.
 
 Nothing here is needed on the data path.
 """

@@ -70,7 +70,7 @@ class _Option(NamedTuple):
 
 
 class Survey:
-    """What is known of the partitions of one state; each is looked at once, however often it is asked."""
+    """A survey of the partitions of one state; each partition is examined once."""
 
     def __init__(self, state: CatalogState, wanted: Wanted) -> None:
         self.state = state
@@ -82,7 +82,7 @@ class Survey:
     def obstacle(
         self, reports: Mapping[str, LoadReport], *, absent: Collection[str]
     ) -> Generator[None, None, str]:
-        """Return, after some slices, why nothing may move now; "" if it may.
+        """Return, after some slices of work, the reason why nothing may move now; "" if moves are allowed.
 
         `reports` are those that are new enough.
         """
@@ -137,7 +137,7 @@ def deciding(
     threshold: float,
     resting: Collection[str] = (),
 ) -> Generator[None, None, Decision]:
-    """Return, after some slices, the next move, or None with the reason. Called only without an obstacle.
+    """Return, after some slices of work, the next move, or None with the reason. There must be no obstacle.
 
     `resting` are partitions that moved lately, and are left alone.
     """

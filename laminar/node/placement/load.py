@@ -48,7 +48,7 @@ class Load(msgspec.Struct, frozen=True):
 
     @property
     def of_leader(self) -> Load:
-        """The part that goes along with the leadership."""
+        """The part of the load that moves with the leadership."""
         return Load(
             appended_bytes_per_s=self.appended_bytes_per_s,
             read_bytes_per_s=self.read_bytes_per_s,
@@ -107,7 +107,7 @@ class Score(NamedTuple):
 
 
 class Scores:
-    """How nodes compare, for one total of their loads. Moving load between nodes keeps the total."""
+    """The comparison of nodes for one total of their loads. Moving load between nodes keeps the total."""
 
     def __init__(self, totals: Mapping[str, Load], weights: Mapping[str, float]) -> None:
         """Compare the nodes in `totals`; each has a positive weight."""
@@ -153,7 +153,7 @@ def merged(node: str, reports: Sequence[LoadReport]) -> LoadReport:
 
 
 def amount(load: Load, measure: Measure) -> str:
-    """Return what a load has of a measure, as text: "3.2 MiB/s of appended bytes"."""
+    """Return the amount of one measure in a load, as text: "3.2 MiB/s of appended bytes"."""
     value: float = getattr(load, measure)
     if measure == "requests_per_s":
         return f"{value:.0f} {_NOUNS[measure]}/s"

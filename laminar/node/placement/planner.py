@@ -68,7 +68,7 @@ class Planned(NamedTuple):
 
 
 class Totals:
-    """What the rules for the whole cluster count of the partitions, kept up partition by partition."""
+    """The counts of partitions for the cluster-wide rules, updated partition by partition."""
 
     def __init__(self) -> None:
         self.holding: Counter[str] = Counter()
@@ -154,7 +154,7 @@ class Planner:
         present: Collection[str],
         settled: Collection[str],
     ) -> None:
-        """Plan for `state` from now on. What the rules read of the nodes, if it changed, concerns all.
+        """Plan for `state` from now on. If the nodes changed, all partitions are examined again.
 
         `gone` have been absent for long, `present` are seen now, `settled` have been seen for a while and may
         get replicas.
@@ -179,7 +179,7 @@ class Planner:
                 self._pending |= {f"{topic}/{number}": None for number in record.all_numbers}
 
     def look(self, number: int) -> bool:
-        """Look at `number` partitions at most; return whether there are more."""
+        """Examine at most `number` partitions; return whether there are more."""
         for key in list(islice(self._pending, number)):
             del self._pending[key]
             self._found.pop(key, None)

@@ -58,9 +58,9 @@ def choosing(state: CatalogState, *, unfit: Collection[str] = ()) -> Generator[N
 
 
 class Leaders:
-    """How many partitions each node is to lead, kept up partition by partition (`look`).
+    """The number of partitions that each node should lead, updated partition by partition (`look`).
 
-    Finds at once what a new partition needs, and whether `choosing` might improve the spread.
+    It finds at once the leader of a new partition, and whether `choosing` might improve the spread.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""How long each node has been seen, or not been seen, without a break: the hysteresis of placement.
+"""The presence of each node: the time for which it has been seen, or not seen, without a break.
 
 A node is *gone* when it has been absent for long, *settled* when it has been present for a while. One that
 comes and goes is neither, so it loses no replica and gets none. The catalog's leader measures with its own

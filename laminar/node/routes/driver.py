@@ -1,9 +1,9 @@
-"""Carries on the changes of routes, on the node that leads the catalog (docs/routes.md).
+"""Drive the changes of routes, on the node that leads the catalog (docs/routes.md).
 
-Each change has a task, which asks the leaders of its inputs and outputs every `plan.ROUND_MS`, and has the
-catalog close or cancel it, as `plan` decides. All steps compare and set, and the catalog records them. So a
-leader that is deposed leaves nothing behind: the next one begins to ask, and goes on. What the inputs do when
-the change is closing, their leaders do by themselves (`laminar.node.shard.route_changes`).
+Each change has a task, which asks the leaders of its inputs and outputs every `plan.ROUND_MS`, and asks the
+catalog to close or cancel it, as `plan` decides. All steps compare and set, and the catalog records them. So
+the next leader of the catalog can continue at any point. The leaders of the inputs seal them by themselves
+when the change is closing (`laminar.node.shard.route_changes`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _answer_decoder = msgspec.msgpack.Decoder(PartitionAnswer)
 
 
 class RouteDriver:
-    """The changes of routes, as one controller carries them on.
+    """The driver of route changes in one controller.
 
     `led_catalog()` returns the catalog while this node leads it, else None. It may be old, as after an
     election: each step is refused then. `changed()` is to be called when one of them has changed.
@@ -73,7 +73,7 @@ class RouteDriver:
         self._changed.set()
 
     def progress_of(self, topic: str) -> RouteProgress:
-        """Return what is known of a topic's changes."""
+        """Return the progress of a topic's changes."""
         return self._progress.get(topic, RouteProgress())
 
     def statistics(self) -> dict[str, Any]:
@@ -118,7 +118,7 @@ class RouteDriver:
             self._changed.set()
 
     def current(self, topic: str, change_id: int) -> tuple[Catalog, CatalogState, RouteChange] | None:
-        """Return the catalog and a change; None when that is over, or no longer this node's to drive."""
+        """Return the catalog and a change; None when the change is over, or this node no longer drives it."""
         catalog = self._led_catalog()
         if catalog is None:
             return None
@@ -166,7 +166,7 @@ class RouteDriver:
     async def ask(
         self, state: CatalogState, topic: str, change: RouteChange, *, hold: bool, drop: bool
     ) -> plan.Round:
-        """Ask all replicas of a change's partitions; the answers are those of leaders."""
+        """Ask all replicas of a change's partitions, and return the answers of leaders."""
         asked_ms = self.now_ms()
         questions = {}
         inputs = [each.number for each in change.inputs]

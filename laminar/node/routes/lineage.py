@@ -1,4 +1,4 @@
-"""What a topic's record says of the partitions before and after each other, as questions.
+"""Questions about the lineage of a topic's partitions, answered from the topic's record.
 
 A change of a topic's route ends its *inputs* and begins its *outputs* over the same logical partitions
 (`membership.route_rules`). The *ancestors* of a partition are its inputs, and theirs. The records of a key
@@ -27,7 +27,7 @@ def order_setting_of(topic: TopicRecord) -> Literal["strict", "weak"]:
 def origin_of(topic: TopicRecord, number: int) -> RouteChange | None:
     """Return the change that made a partition, under way or done; None if it was made with its topic.
 
-    None also if it is forgotten: then all that came before the partition is reclaimed.
+    None also if the change is no longer recorded; then all partitions before this one are reclaimed.
     """
     return next((each for each in _changes(topic) if number in [out.number for out in each.outputs]), None)
 

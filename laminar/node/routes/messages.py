@@ -1,4 +1,4 @@
-"""What nodes tell each other of a change of a topic's route, beside the catalog's commands.
+"""Messages between nodes about a change of a topic's route, beside the catalog's commands.
 
 All of it is sent only while a change is under way, so only to programs that know it (docs/upgrading.md).
 """
@@ -9,7 +9,7 @@ import msgspec
 
 
 class RouteProgress(msgspec.Struct, frozen=True):
-    """What the catalog's leader knows of a topic's changes that the catalog does not record.
+    """The catalog leader's knowledge of a topic's changes that the catalog does not record.
 
     A new leader begins without it.
     """
@@ -32,10 +32,10 @@ SYNCED_SEAL = "route_synced_seal"
 
 
 class PartitionQuestion(msgspec.Struct, frozen=True, array_like=True):
-    """Ask a replica of an input or output what is in the way of the change.
+    """Ask a replica of an input or output what prevents the change from closing.
 
-    For `hold_ms` its leader begins no transaction and no upload; 0: it goes on. With `drop` it drops those
-    that are under way and not prepared.
+    For `hold_ms` its leader begins no transaction and no upload (0: it begins them). With `drop` it drops
+    those that are under way and not prepared.
     """
 
     group: bytes

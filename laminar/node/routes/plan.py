@@ -1,4 +1,4 @@
-"""What a change of a topic's route that is under way needs next: a decision, as a pure function.
+"""The next step of a change of a topic's route that is under way: a decision, as a pure function.
 
 The catalog's leader asks the leaders of the inputs and outputs in rounds, and decides by one round: a change
 closes when all inputs are ready *at once*, so that their seals are milliseconds apart. Ready means that

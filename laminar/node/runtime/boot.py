@@ -1,4 +1,4 @@
-"""What a controller or shard gets from its supervisor at the fork: settings, identity, sockets, reports.
+"""Values passed by a supervisor to its child at the fork: settings, identity, sockets, reports.
 
 A `Boot` is made before the fork and passed to `laminar.node.catalog.controller.run` or
 `laminar.node.shard.shard.run`, which block until their work is over and return the process's exit code. It

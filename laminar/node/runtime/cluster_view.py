@@ -1,4 +1,4 @@
-"""What a process of a node knows of the cluster: a copy of the catalog, and which nodes are alive.
+"""A process's view of the cluster: a copy of the catalog, and the nodes that are alive.
 
 The controller makes this view and pushes it to the node's shards whenever it changes; a shard never asks the
 catalog on the data path. A view may lag. It answers questions, and makes no decision.
@@ -52,7 +52,7 @@ class ViewMessage(msgspec.Struct, array_like=True):
 
 
 class ViewUpdate(msgspec.Struct, array_like=True):
-    """What changed in a view of the same `epoch`: a delta of its catalog; all else as it is now."""
+    """The change of a view within one `epoch`: a delta of its catalog, and the present values of all else."""
 
     catalog: CatalogDelta
     statuses: dict[str, str]
@@ -64,7 +64,7 @@ class ViewUpdate(msgspec.Struct, array_like=True):
 
     @classmethod
     def between(cls, before: ViewMessage, after: ViewMessage) -> ViewUpdate | None:
-        """Return what changes one view into another; None if they are of different epochs or clusters."""
+        """Return the update that turns one view into another; None if their epochs or clusters differ."""
         if (before.epoch, before.cluster_id) != (after.epoch, after.cluster_id):
             return None
         return cls(
@@ -110,7 +110,7 @@ class View:
 
     @property
     def is_confirmed(self) -> bool:
-        """Whether the catalog is as new as this node's start: what it does not name is not there."""
+        """Whether the catalog is as new as this node's start: what it lacks does not exist."""
         return self.message is not None and self.message.confirmed
 
     @property
@@ -139,7 +139,7 @@ class View:
         return self.message.catalog.limits if self.message is not None else NO_LIMITS
 
     def limit(self, principal: str, name: str) -> int | None:
-        """Return a limit of a principal; None: none."""
+        """Return a limit of a principal; None if unlimited."""
         return self.message.catalog.limit(principal, name) if self.message is not None else None
 
     def nodes(self) -> Mapping[str, NodeRecord]:

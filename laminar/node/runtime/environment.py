@@ -1,4 +1,4 @@
-"""What a process of a node takes from the machine: disk, clocks, randomness, connections, gossip.
+"""The environment of a node's process: disk, clocks, randomness, connections, gossip.
 
 `Environment` is the machine itself. The simulator passes in another, in which the same controllers and shards
 run through years in simulated time; a test of real processes passes in one whose disk loses what is not
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Environment:
-    """What a node uses of its machine: disk, clocks, random numbers, connections and gossip.
+    """A node's access to its machine: disk, clocks, random numbers, connections and gossip.
 
     A subclass may simulate them. Children inherit it by fork, so it holds no loop.
     """

@@ -1,4 +1,4 @@
-"""How a new node finds its cluster: through the HTTP address of any member.
+"""Joining: a new node finds its cluster through the HTTP address of any member.
 
 `--join` takes the one address that operators know, the shared HTTP port. The member there answers with the
 addresses of the controllers. All else goes over the node transport, which the secret protects.

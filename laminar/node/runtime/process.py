@@ -1,4 +1,4 @@
-"""What a controller and a shard have in common: storage, transport, driver, clocks, and an orderly end.
+"""The common part of controller and shard: storage, transport, driver, clocks, and an orderly end.
 
 Neither owns module-level state or installs a signal handler, so both also run inside a user's own loop;
 `laminar.node.entry_points` puts them into processes.
@@ -181,7 +181,7 @@ class Process:
         return self.view.address(peer.node, peer.role)
 
     def holder_address(self, node: str, entry: ReplicaEntry) -> Address | None:
-        """Return as `address_of` does, for a group that may not be driven here yet."""
+        """Return the address of the process on `node` that owns a group, which may not be driven here yet."""
         raise AssertionError("each kind of process says where its groups live")
 
     def holders_of(self, entry: ReplicaEntry, replica: Replica | None) -> list[str]:
@@ -245,11 +245,11 @@ class Process:
     # -- certificates and secrets ----------------------------------------------------------
 
     def check_certificates(self) -> Coroutine[Any, Any, None] | None:
-        """Return the work that looks for newer certificates; None without TLS."""
+        """Return the work that checks for newer certificates; None without TLS."""
         return None if self.boot.certificates is None else self._refresh_certificates(again=False)
 
     def check_secrets(self) -> Coroutine[Any, Any, None] | None:
-        """Return the work that looks for other secrets; None where they are no file's."""
+        """Return the work that checks the file of secrets for changes; None without such a file."""
         return self._refresh_secrets(again=False) if self.boot.secrets.changes else None
 
     def reload(self) -> None:
@@ -270,7 +270,7 @@ class Process:
         }
 
     def report(self) -> ProcessReport:
-        """Return what this process says of itself in a bundle."""
+        """Return this process's report for a bundle."""
         return report_of(self.role, self.health, self.recent_log)
 
     async def _on_report(self, peer: Peer, payload: bytes) -> bytes:

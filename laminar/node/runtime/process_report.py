@@ -1,4 +1,4 @@
-"""What a process says of itself in a bundle: its loop, its threads' stacks, the last lines of its log."""
+"""The report of a process in a bundle: its loop, its threads' stacks, the last lines of its log."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The last lines of a process's log, kept in memory for a bundle (`laminar doctor --bundle`).
 
-A bundle is handed to others, so a line is kept without what may be data: its text only if that is a constant
-of the program, its arguments only if they are numbers or short texts. Which of the texts are shown is up to
-who makes the bundle; an error is kept as its type and the places that it came by.
+A bundle is given to others, so a line is kept without parts that may be data: its text only if that is a
+constant of the program, its arguments only if they are numbers or short texts. The maker of the bundle
+decides which texts are shown. An error is kept as its type and the places in its traceback.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ Argument = int | float | bool | str | None
 class LogLine(msgspec.Struct, frozen=True, array_like=True):
     """One line: `text` as in the source, `arguments` apart. `error` is a type, `frames` are its places.
 
-    `kinds` has the types of the arguments; of those that are neither numbers nor texts nothing else is kept.
+    `kinds` has the types of the arguments; an argument that is neither number nor text is kept as its type
+    only.
     """
 
     at_ms: int
@@ -44,7 +45,7 @@ class LogLine(msgspec.Struct, frozen=True, array_like=True):
     frames: list[str] = []
 
     def shown(self, known: Container[str]) -> list[Argument]:
-        """Return the arguments: numbers, texts that are `known` names, and in brackets types of all else."""
+        """Return the arguments: numbers, texts that are `known` names, and in brackets the others' types."""
         return [
             (each if each in known else LEFT_OUT)
             if isinstance(each, str)
@@ -108,7 +109,7 @@ def _kept(argument: object) -> Argument:
 
 
 def frames_of_error(traceback: TracebackType) -> list[str]:
-    """Return the places that an error came by, the innermost first."""
+    """Return the places in an error's traceback, the innermost first."""
     frames = []
     step: TracebackType | None = traceback
     while step is not None:

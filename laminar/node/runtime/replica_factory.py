@@ -1,4 +1,4 @@
-"""Make a replica from its log: the state that its entries give, and a Raft core that goes on from there.
+"""Make a replica from its log: replay its entries to the state, and make a Raft core that continues.
 
 The log is replayed from the newest snapshot of the state on. Which replica leads, and whether more is
 committed, the core finds out later. A replica takes part only with the term and vote that it made durable:

@@ -39,17 +39,17 @@ _Line = tuple[int, int, int, int]
 
 
 def choose_by_source_port(sock: socket.socket, shards: int) -> None:
-    """Have the kernel give a connection to the listening socket `(source port >> 1) mod shards`."""
+    """Tell the kernel to give a connection to the listening socket `(source port >> 1) mod shards`."""
     _attach(sock, source_port_program(shards))
 
 
 def choose_by_partition(sock: socket.socket, shards: int) -> None:
-    """Have the kernel give a datagram to the socket of the shard that owns the partition hash in it."""
+    """Tell the kernel to give a datagram to the socket of the shard that owns the partition hash in it."""
     _attach(sock, partition_program(shards))
 
 
 def source_port_program(shards: int) -> bytes:
-    """Return `router.shard_of_source_port` as a program: `struct sock_filter`s of 8 bytes.
+    """Return a BPF program that computes `router.shard_of_source_port`: `struct sock_filter`s of 8 bytes.
 
     The program's offsets begin after the TCP header, so it reads everything relative to the network header.
     """
@@ -73,7 +73,7 @@ def source_port_program(shards: int) -> bytes:
 
 
 def partition_program(shards: int) -> bytes:
-    """Return `router.owner_shard` of the hash in a datagram as a program.
+    """Return a BPF program that computes `router.owner_shard` of the partition hash in a datagram.
 
     The program's offsets begin at the payload. mmh3 (x86, 32 bits, seed 0) of eight bytes is two blocks and a
     finish. The first block is the partition hash: its effect on the state is computed once. The second is the

@@ -1,7 +1,7 @@
 """The keys that follow from a cluster's secret, one for each use.
 
-HKDF (RFC 5869) with SHA-256 makes them, so a key that is found out, or a message that is taken from one use
-into another, says nothing of the others. These are all uses:
+HKDF (RFC 5869) with SHA-256 derives them. So a key that leaks reveals no other key, and a message of one use
+is not valid in another. These are all uses:
 
 - `handshake`: the proofs of two processes that connect (`laminar.node.transport.handshake`).
 - `frames_of`: the frames of one direction of one connection without TLS

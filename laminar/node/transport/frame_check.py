@@ -1,6 +1,6 @@
-"""What shows that a frame is as its sender made it: a checksum, or a MAC under a key of its connection.
+"""The check that a frame is as its sender made it: a checksum, or a MAC with a key of its connection.
 
-A checksum finds what a wire or a machine has changed. A MAC also finds what someone has: its key belongs to
+A checksum finds changes by a wire or a machine. A MAC also finds changes on purpose: its key belongs to
 one direction of one connection, and it covers the number of the frame, so no frame can be added, changed,
 repeated, reordered, left out before another, or taken from another connection.
 """
@@ -32,7 +32,7 @@ class FrameCheck(Protocol):
 
 
 class Checksum:
-    """CRC-32C: what frames have where no key is agreed, or TLS checks them."""
+    """CRC-32C, the check of frames without an agreed key, or under TLS."""
 
     def __init__(self) -> None:
         self.size = _CRC.size
@@ -67,5 +67,5 @@ class FrameMac:
 
 
 def is_right(expected: bytes, given: bytes) -> bool:
-    """Return whether two checks are equal; the comparison takes the same time always."""
+    """Return whether two checks are equal, in constant time."""
     return hmac.compare_digest(expected, given)

@@ -37,7 +37,7 @@ class ReceiveBudget:
         self.turn_bytes += size
 
     def forget(self) -> None:
-        """Count the turn's bytes no more: nothing of them is written."""
+        """Stop counting the turn's bytes, because none of them are written."""
         self.turn_bytes = 0
 
     def hold(self) -> int:
@@ -51,7 +51,7 @@ class ReceiveBudget:
         return size
 
     def release(self, size: int) -> None:
-        """Count these bytes no more: what they brought is written, or never will be."""
+        """Stop counting these bytes: their entries are on disk, or never will be."""
         self.waiting_bytes -= size
         if self.paused and self.waiting_bytes <= self._limit_bytes // 2:
             self.paused = False
