@@ -236,9 +236,9 @@ class Storage:
 
     @property
     def on_damage(self) -> Callable[[Log, DamagedRange], None] | None:
-        """Called once for each damaged range, on the loop, when a read or the scrubber finds it.
+        """The callback for damage, called on the loop once for each range that a read or the scrubber finds.
 
-        The callee may fetch the entry from another replica and give its frame to `Log.repair`.
+        It may fetch the entry from another replica and pass its frame to `Log.repair`.
         """
         return self._damage.on_damage
 
@@ -263,7 +263,7 @@ class Storage:
     def end_turns_with(self, on_turn_end: Callable[[], None]) -> None:
         """Call `on_turn_end` at the end of each turn that records something or asks for it.
 
-        Right after it, what was recorded is on its way to the disk; a `sync` in it covers all of that.
+        After it the recorded changes are handed to the journal; a `sync` called in it covers all of them.
         """
         self._commits.on_turn_end = on_turn_end
 
@@ -272,7 +272,7 @@ class Storage:
 
         That is when it is durable; but batches of `interval` logs, if nothing else is recorded with them,
         count when they are written. With `durable` the future waits for the sync in every case. Each call
-        returns another future, which fails with `StorageClosed` if the journal fails.
+        returns a new future, which fails with `StorageClosed` if the journal fails.
         """
         return self._commits.sync(durable=durable)
 
@@ -304,11 +304,11 @@ class Storage:
         self._executor.post_to_background(prepare)
 
     def _request_retry(self, what: str) -> None:
-        """Retry what could not be made after a pause, as there may be no frame to trigger it. Any thread."""
+        """Retry `what` after a pause, because no frame may come that would trigger it. Any thread."""
         self._commits.call_on_loop(partial(self._retries.request, what))
 
     def _try_again(self, lacks: set[str]) -> None:
-        """Begin again what is missing: "checkpoint", "spare", "segments". The loop's thread."""
+        """Retry what failed for want of room: "checkpoint", "spare", "segments". The loop's thread."""
         if "spare" in lacks and self._journal.starved:
             self._prepare_spare()
         if "segments" in lacks:
@@ -380,7 +380,7 @@ class Storage:
         await self._executor.run_in_writer(write)
 
     def _forget_replaced(self) -> None:
-        """Forget which log has replaced another that the manifest does not name any more."""
+        """Drop the mappings of replaced logs that the manifest does not name any more."""
         replaced = self._writer.replaced
         if replaced:
             named = {entry.log_id for entry in self.manifest.entries}
@@ -408,7 +408,7 @@ class Storage:
 
     @property
     def journal_files(self) -> tuple[int, int]:
-        """Number of journal files not covered by a checkpoint, and the one from which on to refuse."""
+        """Number of journal files not covered by a checkpoint, and the number that refuses appends."""
         return self._journal.files, self._settings.max_journal_files
 
     @property
@@ -417,7 +417,7 @@ class Storage:
         return self._journal.lsn
 
     def failed_logs(self) -> list[Log]:
-        """Return the logs that take no more entries since a segment of theirs could not be written."""
+        """Return the failed logs, which accept no entries: a segment could not be written or synced."""
         logs = (self.logs.get(log_id) for log_id in list(self._writer.failed))
         return [log for log in logs if log is not None and log.failure is not None]
 

@@ -91,7 +91,7 @@ def parse_append(
 def parse_if_short(
     request: Request, *, limits: Limits, now_ms: Callable[[], int], keyed: bool = False
 ) -> Append | None:
-    """Return and raise as `parse_append`; None if that may take more than a millisecond or two."""
+    """Read a short body as `parse_append` does; return None if that may take longer than about 2 ms."""
     kind = media_type(request)
     return None if _takes_long(request.body, kind) else _parse(request, kind, limits, now_ms, keyed)
 
@@ -108,7 +108,7 @@ def _parse(request: Request, kind: str, limits: Limits, now_ms: Callable[[], int
 
 
 def parses_long(request: Request) -> bool:
-    """Return whether `parse_append` may take more than a millisecond or two: then call it in a thread."""
+    """Return whether `parse_append` may take longer than about 2 ms, so that it should run in a thread."""
     return request.parsed is None and _takes_long(request.body, media_type(request))
 
 
@@ -139,8 +139,8 @@ def read_batches(
     """Return the whole frames of a body and their headers, each verified, decoded once and within the limits.
 
     Decompressed, all batches together may not be larger than a body may be, because readers, followers and
-    later leaders hold the decompressed bytes in memory. Raises 400, 413 or 422 naming the field. `keyed` is
-    that of `parse_append`.
+    later leaders hold the decompressed bytes in memory. Raises 400, 413 or 422 naming the field. `keyed`: see
+    `parse_append`.
     """
     plain_bytes = 0
     cells = CellLimits(
@@ -187,7 +187,7 @@ def read_batches(
 
 
 def all_marked(body: Buffer) -> bool:
-    """Return whether each batch of a body carries a producer id. Raises 400 if it holds no batches."""
+    """Return whether every batch of a body has a producer id. Raises 400 if it holds no batches."""
     try:
         return all(Header.unpack(frame).producer_id != NO_PRODUCER for frame in split(body))
     except BatchError as error:
@@ -236,7 +236,7 @@ def _plain(limit: object) -> object:
 
 
 def _value(request: Request, limits: Limits, now_ms: Callable[[], int]) -> Records:
-    """Return one record: the body as it is; key, tag, times and headers from the query and the head."""
+    """Return one record. Its value is the body; key, tag, times, headers come from query and head."""
     query = request.query
     headers = request.headers
     fields: dict[str, bytes] | None = None

@@ -1,4 +1,4 @@
-"""Which requests are refused because a web page may have made them.
+"""The refusal of requests that a web page of another site may have made.
 
 A browser sends requests of any page to any address that it can reach, this machine's loopback included. Three
 checks keep pages of other sites out, and need no credentials:
@@ -94,7 +94,7 @@ class Sites:
 
 
 def _is_visit(head: RequestHead) -> bool:
-    """Return whether a browser goes to the console itself, as when a link to it is followed."""
+    """Return whether a browser navigates to the console itself, for example by a link."""
     return (
         head.method == "GET"
         and (head.path == "/console" or head.path.startswith("/console/"))

@@ -1,4 +1,4 @@
-"""Bodies of fetches: committed batches as JSON, NDJSON, an Arrow stream, or as they are."""
+"""Bodies of fetches: committed batches as JSON, NDJSON, an Arrow stream, or unchanged."""
 
 from __future__ import annotations
 
@@ -77,9 +77,9 @@ class Fetched(msgspec.Struct, frozen=True):
 
 
 def fetch_format(request: Request) -> FetchFormat:
-    """Return the most wanted of the accepted types that can be produced. Raises 406 if none can.
+    """Return the format that `Accept` prefers among those that can be produced. Raises 406 if none can.
 
-    JSON without an `Accept` header.
+    Without an `Accept` header it is JSON.
     """
     accepted = request.headers.get("accept")
     if accepted is None:
@@ -162,7 +162,7 @@ def encode_fetch(
 
 
 def shows_long(format_: FetchFormat, frames: Sequence[Buffer | SplitFrame], wanted: str | None) -> bool:
-    """Return whether `encode_fetch` may take more than a millisecond or two: then call it in a thread."""
+    """Return whether `encode_fetch` may take longer than about 2 ms, so that it should run in a thread."""
     if format_ is FetchFormat.BATCH:
         return wanted is not None
     return (
@@ -315,7 +315,7 @@ def _records(batch: Batch, rows: Sequence[int]) -> Iterator[Record]:
 
 
 def record_document(record: Record, batch: Batch, columns: Sequence[str] | None = None) -> dict[str, Any]:
-    """Return a record of a batch as JSON answers have it; None: with all columns."""
+    """Return a record of a batch in the form of JSON answers, with these columns, or all (None)."""
     document: dict[str, Any] = {}
     for name in columns if columns is not None else _COLUMNS:
         if name == "offset":
@@ -345,7 +345,7 @@ def record_document(record: Record, batch: Batch, columns: Sequence[str] | None 
 
 
 def _put(document: dict[str, Any], name: str, cell: bytes, field: str | None = None) -> None:
-    """Add text under `name`, other bytes under ``name_base64``; with `field`, in a mapping of that name."""
+    """Add `cell`: text as `name`, other bytes as ``name_base64``; with `field`, to that mapping."""
     try:
         shown = cell.decode()
     except UnicodeDecodeError:

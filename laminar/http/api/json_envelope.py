@@ -1,4 +1,4 @@
-"""Records in JSON envelopes: everything a record has, spelled out.
+"""Records in JSON envelopes, which have a member for each part of a record.
 
 `value` (text), `value_json` (any JSON, kept as written) or `value_base64`;
 `key` or `key_base64`; `tag`; `headers` and `headers_base64`; `timestamp`;
@@ -40,7 +40,7 @@ _Texts = Annotated[
 
 
 class Envelope(msgspec.Struct, forbid_unknown_fields=True):
-    """One record as JSON has it."""
+    """One record in JSON."""
 
     value: str | None = None
     value_json: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
@@ -64,7 +64,7 @@ class Envelope(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Envelopes(msgspec.Struct, forbid_unknown_fields=True):
-    """Several records as they stand in JSON."""
+    """Several records in JSON."""
 
     records: list[Envelope]
     next_offset: int | None = None  # a fetch's answer may be sent back as it is

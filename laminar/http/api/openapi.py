@@ -88,7 +88,7 @@ def _content(content: Mapping[str, type[msgspec.Struct] | None]) -> dict[str, An
 
 
 def _records() -> dict[str, Any]:
-    """Return the bodies of an append: those that are read by their type, then any other as one value."""
+    """Return the bodies of an append: the types that Laminar knows, then any other, which is one value."""
     envelopes = {"anyOf": [_ref(Envelope), {"type": "array", "items": _ref(Envelope)}, _ref(Envelopes)]}
     plain = dict.fromkeys([JSON_TYPE, NDJSON_TYPE, ENVELOPE_LINES_TYPE, BATCH_TYPE, ARROW_TYPE, "*/*"])
     return {ENVELOPES_TYPE: {"schema": envelopes}} | _content(plain)
@@ -105,9 +105,9 @@ def _response(reply: Reply) -> dict[str, Any]:
 
 
 def _security(needs: Needs) -> list[dict[str, list[str]]]:
-    """Return what proves a principal, with the role that it needs; empty where none is asked for.
+    """Return OpenAPI's security requirements: proofs of a principal, with the role; empty for a public route.
 
-    Where one of several roles is enough the list has none of them: it would name those that all are needed.
+    If one of several roles is enough, the list names no role, because OpenAPI would require all of them.
     """
     if needs.what == "public":
         return []
@@ -127,7 +127,7 @@ def _needed(needs: Needs) -> str:
 
 
 def _refusals(needs: Needs) -> dict[str, Any]:
-    """Return the answers that tell a client apart from what it asks for."""
+    """Return the answers 401 and 403, which depend on the client and not on the request."""
     names = {"403": "Forbidden", "429": "TooMuch"}
     if needs.what != "public":
         names = {"401": "Unauthorized"} | names

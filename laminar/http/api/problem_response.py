@@ -1,4 +1,4 @@
-"""Answers made of errors: the one place where errors of HTTP become problems of Laminar."""
+"""Answers to errors: the only module that turns errors of the HTTP protocol into problems."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def problem_response(problem: Problem) -> Response:
 
 
 def problem_of(error: HttpError) -> Problem:
-    """Return the problem that an error of HTTP is: its reason is a code, or its status decides."""
+    """Return the problem of an HTTP error: by its reason, if that is an error code, else by its status."""
     return Problem(
         error.reason if error.reason in CODES else code_of_status(error.status),
         error.detail,

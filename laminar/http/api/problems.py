@@ -1,4 +1,4 @@
-"""The one table of errors, and the exception that carries one to the wire.
+"""The table of all errors, and the exception that becomes an error's answer.
 
 Every error a client can see is a row of `CODES`. From the same rows come the
 problem documents (RFC 9457) that the server answers, the list in `/docs` and
@@ -21,7 +21,7 @@ Outcome = Literal["not_applied", "unknown"]
 
 
 class ErrorCode(msgspec.Struct, frozen=True, kw_only=True):
-    """One row: what a code means, and what a client may do about it."""
+    """A row of the table: the meaning of a code, and what a client may do about it."""
 
     code: str
     status: int
@@ -427,7 +427,7 @@ class Problem(Exception):
 
     @property
     def retriable(self) -> bool:
-        """True where the same request may succeed later."""
+        """Whether the same request may succeed later."""
         return CODES[self.code].retriable
 
     def __str__(self) -> str:
@@ -535,12 +535,12 @@ _GENERAL: Final[Mapping[int, str]] = {
 
 
 def code_of_status(status: int) -> str:
-    """Return the general code for a status whose document says nothing usable."""
+    """Return the general code of a status, for an answer without a usable problem document."""
     return _GENERAL.get(status, "internal_error" if status >= 500 else "malformed")
 
 
 def _short(value: Any) -> Any:
-    """Return a value as a problem may carry it: numbers as they are, text cut to `LONGEST_VALUE`."""
+    """Return a value in the form that a problem carries: numbers unchanged, text cut to `LONGEST_VALUE`."""
     if value is None or isinstance(value, (bool, float)):
         return value
     if isinstance(value, int):
@@ -567,7 +567,7 @@ LIMIT_HINT: Final = (
 def over_limit(
     what: str, value: int, limit: int, *, detail: str = "", retry_after_ms: int | None = None
 ) -> Problem:
-    """Return 429 `quota` for a principal at its limit `what`; of a rate with the time until it asks again."""
+    """Return 429 `quota` for a principal at its limit `what`; for a rate, with the time until a retry."""
     return Problem(
         "quota",
         detail or f"the principal would have {value} {what}, and may have {limit}",

@@ -74,10 +74,11 @@ class Records:
         )
 
     def trace(self, header: str | None) -> None:
-        """Give records the trace of their own headers `traceparent`, or else of the request's `header`.
+        """Set the trace ids of records by their own headers `traceparent`, or else by the request's `header`.
 
-        That gives them a trace id, and is their header of that name then. It gives way to a trace id of a
-        record, and is ignored if it is no `traceparent`, as W3C has it.
+        A record that takes the request's `header` gets it as its own header `traceparent`. A record that
+        already has a trace id keeps it. A `header` that is malformed is ignored, as W3C Trace Context
+        demands.
 
         Raises:
             Problem: 422 `invalid`: a record's trace id is another one than its own header says.
@@ -101,7 +102,7 @@ class Records:
         self.trace_ids, self.headers = trace_ids, headers
 
     def build(self) -> bytearray:
-        """Return one unstamped batch of the records. Raises `BatchError`, a ValueError, if they make none."""
+        """Return one batch of the records, unstamped by a leader. Raises `BatchError` (a ValueError)."""
         return build(
             self.values,
             keys=self.keys,
@@ -188,7 +189,7 @@ def _take(column: list[_T] | None, rows: Sequence[int]) -> list[_T] | None:
 
 
 def _joined(columns: Sequence[list[_T | None] | None], counts: Sequence[int]) -> list[_T | None] | None:
-    """Return one column of those of several parts, with as many records each; None if no part has one."""
+    """Return one column joined from several parts with `counts` records each; None if no part has it."""
     if not any(columns):
         return None
     joined: list[_T | None] = []

@@ -32,10 +32,10 @@ _GIVEN_BY: Final[dict[What, frozenset[str]]] = {
 
 
 class Needs(NamedTuple):
-    """What a request must be allowed to do: `what`, on the names in these parameters of path or query.
+    """The permission that a route needs: `what`, on the names in these parameters of path or query.
 
-    `public`: no principal is asked for. `any`: some principal. Without parameters a role is needed on
-    everything, which is the empty prefix.
+    `public` needs no principal, `any` needs any principal. Without parameters the role is needed on every
+    name, that is on the empty prefix.
     """
 
     what: What
@@ -76,9 +76,9 @@ def allows(grants: Iterable[AnyGrant], what: What, name: str) -> bool:
 
 
 def prefixes(grants: Iterable[AnyGrant], what: What, *, within: str) -> list[str]:
-    """Return the prefixes of the names below `within` on which grants allow `what`; none begins another.
+    """Return the prefixes of names below `within` on which grants allow `what`; no prefix contains another.
 
-    The system's names are among them: `allows` tells.
+    Names of the system may begin with them; `allows` decides about those.
     """
     found: list[str] = []
     for each in sorted(grant.prefix for grant in grants if grant.role in _GIVEN_BY[what]):

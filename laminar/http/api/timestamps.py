@@ -33,10 +33,10 @@ def format_time(time_ms: int) -> str:
 
 
 def delivery_time(at: Any, delay_ms: int | None, *, now_ms: int, name: str = "") -> int | None:
-    """Return the time (ms) at which readers get a record, by one of two ways to say it; None without both.
+    """Return the time (ms) when readers get a record, from a time or a delay; None if neither is given.
 
     Raises:
-        Problem: 422 `invalid`, which names the field after `name`.
+        Problem: 422 `invalid`; `name` is the prefix of the field's name in it.
     """
     if at is not None and delay_ms is not None:
         raise Problem("invalid", "give either a time or a delay", field=f"{name}delay_ms", value=delay_ms)

@@ -1,12 +1,10 @@
 """The client's side of HTTP/1.1: one connection, with requests pipelined.
 
-It does what a log's client needs: several appends of a partition on their way
-on one connection, answered in order, by callback, without a task each; and
-answers of known length received straight into their own buffer. It follows no
-redirects and repeats nothing: a request ends in an `Answer` or in a
-`ConnectionFailed`, which says whether the server may have acted on it. Works on
-asyncio and uvloop, over TCP, TLS and Unix sockets. Which connection is used for
-which request is decided above (`laminar.client.net.pool`).
+It is made for a log's client: several appends to a partition are in flight on one connection, answered in
+order by callback, without a task each; and answers of known length are received directly into their own
+buffer. It follows no redirects and repeats nothing: a request ends in an `Answer` or in a `ConnectionFailed`,
+which says whether the server may have acted on it. Works on asyncio and uvloop, over TCP, TLS and Unix
+sockets. Which connection is used for which request is decided above (`laminar.client.net.pool`).
 """
 
 from __future__ import annotations
@@ -174,7 +172,7 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     @property
     def _perhaps_tls(self) -> str:
-        """What is added if no byte has come: a port of TLS ends what it does not understand."""
+        """Return a hint for the error if no byte has come: a TLS port closes a connection without TLS."""
         unheard = not self._heard and self.url.startswith("http://")
         return " before its first answer; is it https://?" if unheard else ""
 

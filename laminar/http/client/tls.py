@@ -1,4 +1,4 @@
-"""Which servers a client trusts, what it shows them of itself, and why it did not trust one.
+"""The TLS settings of a client: the CAs that it trusts, its certificate, and the errors of handshakes.
 
 A `Trust` makes the TLS settings of connections from the CAs of a file, or from those of the system. Each
 server's certificate is verified, and that it is for the host that is asked: this cannot be switched off. A
@@ -30,9 +30,9 @@ def is_pem(text: str) -> bool:
 class Trust:
     """The CAs whose certificates are accepted: those of `ca`, else the system's.
 
-    `ca` is the path of a PEM file, or the text of one. `certificate` and `key` are paths of PEM files: what
-    the client shows of itself; without `key` it is in the certificate's file. Files that change are read
-    again for the next connection; while one cannot be read, what was read last is used.
+    `ca` is the path of a PEM file, or the text of one. `certificate` and `key` are paths of PEM files with
+    the client's own certificate; without `key` the key is in the certificate's file. Files that change are
+    read again for the next connection; while one cannot be read, what was read last is used.
 
     Raises:
         ValueError: when made with a file or text that has no certificate, or a key that does not fit.
@@ -104,7 +104,7 @@ class Trust:
         return TlsFailed(f"{url}: TLS failed: {fault.reason or fault}")
 
     def _identity(self) -> tuple[tuple[int, int, int], ...] | None:
-        """Return what changes when a file does; None without files, or if one is not there now."""
+        """Return values that change when a file changes; None without files, or if a file is missing now."""
         try:
             found = [os.stat(file) for file in self._files]
         except OSError:
@@ -134,7 +134,7 @@ class Trust:
         return context
 
     def _pem(self) -> str:
-        """Return the certificates of the text or the file, without what is between them."""
+        """Return the certificates of the text or the file, without the text between them."""
         assert self._ca is not None
         try:
             text = self._ca if is_pem(self._ca) else Path(self._ca).read_text("utf-8", errors="replace")

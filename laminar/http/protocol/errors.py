@@ -1,4 +1,4 @@
-"""The error of the HTTP protocol: a message that is refused, with the status that says so.
+"""The error of the HTTP protocol: a message is refused, with a status.
 
 It knows no media type and no table of codes: the server's `on_error` makes an answer of it.
 Reference: RFC 9110, section 15.
@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 
 class HttpError(Exception):
-    """A message that cannot be taken.
+    """A message that is refused.
 
     `reason` is a short name of what is wrong, such as ``malformed``; `field` names the part of the message,
     `value` is what was found there and `limit` what would be allowed. `headers` belong into the answer.

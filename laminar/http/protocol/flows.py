@@ -1,4 +1,4 @@
-"""A flow: all requests of one client, whatever connections they come on, as a server shares its turns."""
+"""A flow: all requests of one client over all its connections. Flows share the turns of a server's loop."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ REQUEST_SHIFT: Final = 16
 
 
 class Waiting(Protocol):
-    """What waits for a turn: a connection with its next request, or with answers that could be sent."""
+    """A connection that waits for a turn, with its next request or with answers that could be sent."""
 
     def take_turn(self) -> None:
-        """Go on, as long as the flow has a share of this turn left."""
+        """Continue while the flow has a share of this turn left."""
         ...
 
 
 class Flow:
-    """What a flow has left of the present turn, in answers; its open connections; and what waits for a turn.
+    """A flow: its share left of the present turn (in answers), its connections, and those that wait.
 
-    `muted` are those of its connections on which nothing is begun for a while, as it was over its limit;
-    `reads` its requests by its own connections that have begun, are reads, and have no answer yet.
-    A server makes none: its application says to which flow a connection belongs. `passed` are its requests in
-    progress that came on no connection of its own, `woken` those of them that have their turn and have not
-    gone on yet.
+    `muted` are those of its connections on which no request begins for a while, because the flow was over its
+    limit; `reads` counts its reads on its own connections that have begun and have no answer yet. A server
+    makes none: its application says to which flow a connection belongs. `passed` are its requests in progress
+    that came on no connection of its own, `woken` those of them that have their turn and have not gone on
+    yet.
     """
 
     __slots__ = (
@@ -52,7 +52,10 @@ class Flow:
     )
 
     def __init__(self, *, are_strangers: bool = False) -> None:
-        """Make one without connections; those of strangers end first when there are too many."""
+        """Make a flow without connections.
+
+        Connections of strangers (clients without a principal) are closed first when there are too many.
+        """
         self.are_strangers = are_strangers
         self.left = TURN * REQUEST
         self.is_spent = False
@@ -65,12 +68,12 @@ class Flow:
 
     @property
     def is_used(self) -> bool:
-        """Whether anything of it is here."""
+        """Whether the flow has a connection or a request here."""
         return bool(self.connections or self.passed or self.waiting)
 
 
 class Turns(Protocol):
-    """The turns of a server, for work that comes on no connection of its flow."""
+    """The turns of a server, for requests that come on no connection of their flow (forwarded ones)."""
 
     def enter(self, flow: Flow) -> None:
         """Count one more such request of a flow."""
@@ -81,5 +84,5 @@ class Turns(Protocol):
         ...
 
     async def turn(self, flow: Flow, cost: int) -> None:
-        """Wait until the flow has a share of a turn left, and take this from it, in answers."""
+        """Wait until the flow has a share of a turn left, and take `cost` (in answers) from it."""
         ...

@@ -118,10 +118,10 @@ class Connection(Protocol):
 
     @property
     def flow(self) -> Flow | None:
-        """The flow to which the connection belongs; None: to none, so that it waits for no turn."""
+        """The flow to which the connection belongs; None if it belongs to none and waits for no turn."""
 
     def join(self, flow: Flow) -> None:
-        """Have the connection belong to a flow, and no longer to the one before."""
+        """Assign the connection to a flow, in place of the one before."""
 
     def reads(self) -> tuple[int, int]:
         """Return how many reads of the connection's flow are under way, and how many may be."""
@@ -180,10 +180,11 @@ class Response:
 
 
 class Later:
-    """An answer that is made of a future's result, when it is its turn to be sent.
+    """An answer that is made from a future's result only when it is its turn to be sent.
 
-    Many futures may resolve at once, as those of the appends of one sync do. Made then, their answers would
-    keep the loop from all else. For changes only: the server does not cancel the future. Others may await it.
+    Many futures may resolve at once, as those of all appends of one sync do; making all their answers at that
+    moment would hold the loop. Use it for changes only: the server does not cancel the future, which others
+    may await too.
     """
 
     __slots__ = ("future", "make")
@@ -198,7 +199,7 @@ class Later:
 
 
 class Page(Response):
-    """A page of the server itself, or a file of one: its headers have a `Content-Security-Policy`."""
+    """An answer that is a page of the server itself, or a file of one, with a `Content-Security-Policy`."""
 
     __slots__ = ()
     is_page: ClassVar[bool] = True

@@ -1,6 +1,6 @@
 """Heads of requests, as pure functions from bytes.
 
-httptools (llhttp) reads the syntax; `parse_request_head` refuses what it lets through
+httptools (llhttp) reads the syntax; `parse_request_head` refuses what httptools accepts and should not
 (docs/protocol.md#the-connection). The caller finds the empty line and passes one complete head, without the
 bytes after it. So no parser state outlives a message, and equal bytes give equal heads. That lets a server
 cache parsed heads (`RequestHeads`): the heads that one client sends on a connection differ at most in their

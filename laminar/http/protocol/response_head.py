@@ -1,8 +1,8 @@
 """Heads of responses, as a pure function from bytes.
 
-A regular expression, as httptools' parser with the checks that it lacks is no faster and accepts more
-(docs/decisions/0017-own-http.md). Strict, since a client that guessed would take one answer's body for the
-next answer. Reference: RFC 9112, sections 4 to 6; tests compare it with h11.
+A regular expression does it: httptools' parser with the missing checks is no faster and accepts more
+(docs/decisions/0017-own-http.md). It is strict, because a client that guesses may take one answer's body for
+the next answer. Reference: RFC 9112, sections 4 to 6; tests compare it with h11.
 """
 
 from __future__ import annotations

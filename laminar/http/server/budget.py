@@ -1,4 +1,4 @@
-"""A budget of bytes that a server holds for its clients, in all and for each address."""
+"""A budget of the bytes that a server holds for its clients, in total and for each address."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Budget:
         self._by_address: dict[str, int] = {}
 
     def lacks(self, address: str, size: int, *, of: int = 0) -> int | None:
-        """Return the limit that `size` more bytes for `address` would pass; None if there is room.
+        """Return the limit that `size` more bytes for `address` would exceed; None if there is room.
 
         `of` is the size of the whole body, if these bytes are a part of one.
         """
@@ -53,7 +53,7 @@ class Budget:
 
 
 def address_of(peername: object) -> str:
-    """Return what counts as one address: an IPv4 address, an IPv6 /64, or all Unix sockets together."""
+    """Return the address by which a peer is counted: IPv4, an IPv6 /64, or one for all Unix sockets."""
     if not isinstance(peername, tuple):
         return "unix"
     host = str(peername[0])

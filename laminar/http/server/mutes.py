@@ -1,8 +1,9 @@
-"""Connections on which nothing is begun for a while: their client asks more than its rate, and does not wait.
+"""Muted connections: they begin no request for a while, as their client exceeds its rate and does not wait.
 
-Of a flow one goes on at a time, `GAP_S` after the one before, in the order in which they were refused. Each
-costs the loop what its rate lets in by then, and one more refusal. Many at once would hold up all others for
-as long as that takes, and with ever more connections a client would cost ever more.
+Of a flow's muted connections one continues at a time, `GAP_S` after the one before, in the order in which
+they were refused. Each costs the loop the requests that the rate allows by then, and one more refusal. If
+many continued at once, they would delay all other clients, and a client could cost more by opening more
+connections.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Muted(Protocol):
     """A connection that is muted."""
 
     def unmute(self) -> None:
-        """Go on with what came meanwhile."""
+        """Continue with the bytes that have arrived meanwhile."""
         ...
 
 
@@ -50,7 +51,7 @@ class Mutes:
         self._lines: dict[Flow, _Line] = {}
 
     def mute(self, flow: Flow, connection: Muted, wait_s: float) -> None:
-        """Have a connection of a flow go on after a while, by its `unmute`."""
+        """Mute a connection of a flow; its `unmute` is called after `wait_s` seconds at the earliest."""
         line = self._lines.get(flow)
         if line is None:
             line = self._lines[flow] = _Line()
@@ -62,7 +63,7 @@ class Mutes:
             self._await_first(flow, line)
 
     def drop(self, flow: Flow, connection: Muted) -> None:
-        """Forget a connection that is not to go on, or goes on now."""
+        """Remove a connection that has ended or is unmuted."""
         pauses = self._lines[flow].pauses
         del pauses[connection]
         flow.muted = len(pauses)
@@ -73,7 +74,7 @@ class Mutes:
         line.timer = loop.call_at(max(until_s, line.free_s), self._wake_first, flow, line)
 
     def _wake_first(self, flow: Flow, line: _Line) -> None:
-        """Have the first connection go on, unless it is another one than that of the timer."""
+        """Unmute the first connection, unless the timer was set for another one."""
         line.timer = None
         try:
             now_s = asyncio.get_running_loop().time()

@@ -137,7 +137,7 @@ class Connection(asyncio.BufferedProtocol):
     # -- What the event loop calls ------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin with a connected peer."""
+        """Start with a connected peer."""
         self.transport = cast(asyncio.Transport, transport)
         self._is_tls = transport.get_extra_info("sslcontext") is not None
         high = self._server.limits.write_high_bytes
@@ -194,9 +194,9 @@ class Connection(asyncio.BufferedProtocol):
             writer.flush_joined()
 
     def eof_received(self) -> bool:
-        """Note that the peer sends nothing more; its requests are still answered, but those that end with it.
+        """Note that the peer sends nothing more; only its requests with `ends_with_peer` are not answered.
 
-        A process that is killed looks like this, too. With TLS the loop ends the connection in any case.
+        A peer that was killed looks the same. With TLS the loop closes the connection in any case.
         """
         self._at_eof = True
         busy = self._writer.busy or self._waits_turn
@@ -212,7 +212,7 @@ class Connection(asyncio.BufferedProtocol):
         self._writer.resume()
 
     def join(self, flow: Flow) -> None:
-        """Belong to a flow, and no longer to the one before."""
+        """Assign this connection to a flow, in place of the one before."""
         if self.transport is None:
             return
         if self.flow is not None:
@@ -232,7 +232,7 @@ class Connection(asyncio.BufferedProtocol):
     def reads(self) -> tuple[int, int]:
         """Return how many reads of the connection's flow are under way, and how many may be.
 
-        Alone it may have four fifths of all that there is room for.
+        A flow alone may have four fifths of all reads that there is room for.
         """
         server, flow = self._server, self.flow
         if flow is None:
@@ -261,7 +261,7 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def idle(self) -> bool:
-        """True between requests: nothing begun, nothing owed."""
+        """Whether no request has begun and no answer is outstanding."""
         return self._phase is Phase.HEAD and not self._tail and not self._writer.busy
 
     @property
@@ -329,27 +329,27 @@ class Connection(asyncio.BufferedProtocol):
             self._tail = data[position:]
 
     def _await_turn(self, flow: Flow) -> None:
-        """Begin no request until the flow's next turn; what comes until then pauses reading."""
+        """Begin no request until the flow's next turn; bytes that arrive before it pause reading."""
         self._waits_turn = True
         self._server.turns.wait(flow, self)
 
     def _await_pass(self) -> None:
-        """Let the loop look at all other sockets before more of one read begins; there is no flow here."""
+        """Let the loop serve all other sockets before more requests of one read begin, without a flow."""
         self._waits_turn = True
         asyncio.get_running_loop().call_soon(self.take_turn)
 
     def _mute(self, flow: Flow, wait_s: float) -> None:
-        """Begin no request for a while: one was refused, and its client does not seem to wait.
+        """Begin no request for a while: one was refused for its rate, and the client does not seem to wait.
 
-        What comes until then pauses reading, so a client that waits as the answer says notices nothing. Each
-        refusal costs the loop; without this a client that ignores them would keep it busy.
+        Bytes that arrive before then pause reading; a client that waits as the answer says notices nothing.
+        Each refusal costs the loop time; without this, a client that ignores refusals would keep it busy.
         """
         self._muted = self._was_muted = True
         self._server.counts.muted += 1
         self._server.mutes.mute(flow, self, wait_s)
 
     def unmute(self) -> None:
-        """Go on with what came meanwhile."""
+        """Continue with the bytes that have arrived meanwhile."""
         if self._muted and self.flow is not None:
             self._muted = False
             self._server.mutes.drop(self.flow, self)
@@ -375,7 +375,7 @@ class Connection(asyncio.BufferedProtocol):
     def _begin(self, head: RequestHead, data: bytes, position: int) -> int:
         """Pass a head to the application, then take or await its body; return the position after it.
 
-        Return -1 if the application has found that it is of a flow that has had its turn.
+        Return -1 if the application found that the request's flow has used up its turn.
         """
         server = self._server
         server.counts.requests += 1
@@ -424,10 +424,10 @@ class Connection(asyncio.BufferedProtocol):
         return len(data)
 
     def _refuse(self, head: RequestHead, refusal: Response, data: bytes, position: int) -> int:
-        """Answer without the body: skip it if it is here already, else end the connection.
+        """Answer without reading the body: skip it if it has arrived already, else end the connection.
 
-        Who is only too fast keeps its connection also if a small body is still on its way: another connection
-        would cost more than the refusal.
+        A client that only exceeds its rate keeps its connection also while a small body is still on its way,
+        because a new connection would cost more than the refusal.
         """
         self._server.counts.refused += 1
         rest = len(data) - position - head.content_length
@@ -564,7 +564,7 @@ class Connection(asyncio.BufferedProtocol):
             last.reserved = size
 
     def _hand_over(self, request: Request, reserved: int) -> None:
-        """Give a whole request to the application and write or keep its answer."""
+        """Pass a whole request to the application, and write or keep its answer."""
         head, began_s = request.head, time.perf_counter()
         try:
             result = self._server.app.handle(request)
@@ -593,7 +593,7 @@ class Connection(asyncio.BufferedProtocol):
     # -- Ends -----------------------------------------------------------------------------
 
     def _answer_last(self, head: RequestHead, response: Response) -> None:
-        """Answer, and take no further request: where the next one begins is not known or not wanted."""
+        """Answer, and accept no further request: its beginning is unknown, or the connection is to end."""
         owed = sum([exchange.reserved for exchange in self._writer.pending])
         if self._writer.reserved_bytes > owed:
             self._writer.release(self._writer.reserved_bytes - owed)
@@ -615,9 +615,9 @@ class Connection(asyncio.BufferedProtocol):
             self._resume_reading()
 
     def drain(self) -> None:
-        """Close the connection if it is idle; else it is closed after the answers that are owed.
+        """Close the connection if it is idle, else after its outstanding answers.
 
-        An endless one is ended.
+        An endless answer is ended.
         """
         if self.idle and self.transport is not None:
             self._writer.stopped = True
@@ -639,7 +639,7 @@ class Connection(asyncio.BufferedProtocol):
                 self.transport.resume_reading()
 
     def _go_on(self) -> None:
-        """Take the requests that waited in the tail, if there is room again, then read on."""
+        """Begin the requests that waited in the tail, if there is room again, then continue reading."""
         if not (self._paused_reading or self._tail or self._at_eof) or not self._has_room:
             return
         if self._tail:
@@ -695,8 +695,8 @@ class Connection(asyncio.BufferedProtocol):
     def _end_idle(self, transport: asyncio.Transport, now_s: float) -> None:
         """Close an idle connection; cut it if it has been closing all the while.
 
-        When the peer ends TCP without the end of TLS, the loop closes as well, and waits without a limit for
-        a peer that does not take what is left.
+        When the peer ends TCP without ending TLS, the loop closes as well, and would wait for ever for a peer
+        that does not read the rest.
         """
         if self._ending and transport.is_closing():
             self._server.counts.slow_readers += 1
@@ -709,8 +709,8 @@ class Connection(asyncio.BufferedProtocol):
     def _all_is_sent(self, transport: asyncio.Transport) -> bool:
         """Return whether the peer's machine has everything, or the connection is lost already.
 
-        Of TLS the loop does not count what it has encrypted. While it holds any of that, the kernel holds
-        some, too.
+        With TLS the loop does not count the bytes that it has encrypted; while it holds any of them, the
+        kernel holds some too.
         """
         sock = transport.get_extra_info("socket")
         if sock is None:  # a turn of the loop before it says so

@@ -1,14 +1,13 @@
-"""The HTTP/1.1 server of one event loop: what its connections share.
+"""The HTTP/1.1 server of one event loop, with the state that its connections share.
 
 Limits, budgets, counters, the last heads, one receive buffer, one timer. It
 opens no socket itself: the listening sockets belong to the supervisor, and
 `protocol_factory` goes to `loop.create_server`. Tests and embedded nodes use
 `serve`, which does that.
 
-Body bytes are counted from the moment they are announced until the answer, large
-answers from when they are made until they are sent: over all connections, and
-for each address. What clients announce, or don't take, can't fill more memory
-than the two budgets.
+Body bytes are counted from the moment they are announced until the answer, large answers from when they are
+made until they are sent: over all connections, and for each address. So bodies that clients announce, and
+answers that they do not read, fill no more memory than the two budgets.
 """
 
 from __future__ import annotations
@@ -60,8 +59,8 @@ class HttpServer:
     ) -> None:
         """Make a server of `app`, without connections.
 
-        `on_error` makes answers of errors, of each `HttpError` at least; None: it was unexpected.
-        `on_answer` is called with the head, the status and the time (s) of each answer.
+        `on_error` returns the answer to an error (to each `HttpError` at least), or None for an unexpected
+        one. `on_answer` is called with the head, the status and the time (s) of each answer.
         """
         self.app = app
         self._on_error = on_error
@@ -112,7 +111,7 @@ class HttpServer:
         return listener
 
     async def drain(self, *, timeout_s: float = 10.0) -> bool:
-        """Stop accepting, answer what was asked, close; return True if all were answered in time."""
+        """Stop accepting, answer what has arrived, close; return whether all were answered in time."""
         self.draining = True
         for listener in self._listeners:
             listener.close()
@@ -153,8 +152,8 @@ class HttpServer:
     def opened(self, connection: ServedConnection) -> None:
         """Register an accepted connection; beyond the limit one is aborted at once.
 
-        That is the oldest of a stranger, who could otherwise keep all others out by connections on which
-        nothing is asked. If there is none, it is this one.
+        It is the oldest connection of a stranger (a client without a principal), who could otherwise keep all
+        others out by idle connections; if there is none, it is this one.
         """
         self.counts.connections += 1
         if self._timer is None:
@@ -173,7 +172,7 @@ class HttpServer:
         self._strangers[connection] = None
 
     def known(self, connection: ServedConnection) -> None:
-        """Note that a connection is a stranger's no more."""
+        """Note that the client of a connection has proved a principal."""
         self._strangers.pop(connection, None)
 
     def closed(self, connection: ServedConnection) -> None:
@@ -201,7 +200,7 @@ class HttpServer:
         self.check_budget(address, length)
 
     def check_budget(self, address: str, size: int, *, of: int = 0) -> None:
-        """Refuse what would pass the budget for bodies not yet answered; `of` a body of that size."""
+        """Refuse `size` body bytes that would exceed the budget; `of` is the size of the whole body."""
         limit = self.bodies.lacks(address, size, of=of)
         if limit is not None:
             raise HttpError(
@@ -214,7 +213,7 @@ class HttpServer:
             )
 
     def check_answer(self, address: str, size: int) -> None:
-        """Refuse to keep an answer that would pass the budget for those that are not sent yet."""
+        """Refuse an answer that would exceed the budget of answers that are not sent yet."""
         limit = self.answers.lacks(address, size)
         if limit is not None:
             raise HttpError(

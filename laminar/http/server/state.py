@@ -103,14 +103,14 @@ class Counts:
 
 
 class ServedConnection(Protocol):
-    """A connection as its server uses it."""
+    """The methods of a connection that its server calls."""
 
     def abort(self) -> None:
         """Cut the connection; answers not yet sent are lost."""
         ...
 
     def drain(self) -> None:
-        """Close the connection if it is idle; else it is closed after the answers that are owed."""
+        """Close the connection if it is idle, else after its outstanding answers."""
         ...
 
     def sweep(self, now_s: float) -> None:
@@ -146,7 +146,7 @@ class ServerState(Protocol):
         ...
 
     def known(self, connection: ServedConnection) -> None:
-        """Note that a connection is a stranger's no more."""
+        """Note that the client of a connection has proved a principal."""
         ...
 
     def closed(self, connection: ServedConnection) -> None:
@@ -158,11 +158,11 @@ class ServerState(Protocol):
         ...
 
     def check_budget(self, address: str, size: int, *, of: int = 0) -> None:
-        """Raise 503 if `size` more body bytes, of a body of `of` bytes, would pass the budget."""
+        """Raise 503 if `size` more body bytes, of a body of `of` bytes, would exceed the budget."""
         ...
 
     def check_answer(self, address: str, size: int) -> None:
-        """Raise 503 if an answer would pass the budget for those that are not sent yet."""
+        """Raise 503 if an answer would exceed the budget of answers that are not sent yet."""
         ...
 
     def draining_response(self, head: RequestHead) -> Response:

@@ -28,7 +28,7 @@ class _Passed:
         self._cost = cost
 
     def take_turn(self) -> None:
-        """Go on, soon."""
+        """Continue the request, soon."""
         if not self.woken.done():  # otherwise it was cancelled
             self._flow.woken += 1
             self._turns.take(self._flow, self._cost)
@@ -71,13 +71,13 @@ class Turns:
         self.flows -= flow.passed == 0 and not flow.connections
 
     def take(self, flow: Flow, cost: int) -> None:
-        """Take from a flow's share, in answers; if that uses it up, the next turn begins soon."""
+        """Take `cost` (in answers) from a flow's share; if that uses it up, the next turn begins soon."""
         flow.left -= cost
         if flow.left <= 0 and not flow.is_spent:
             self.end(flow)
 
     async def turn(self, flow: Flow, cost: int) -> None:
-        """Wait until the flow has a share of a turn left, and take this from it, in answers."""
+        """Wait until the flow has a share of a turn left, and take `cost` (in answers) from it."""
         if not (flow.is_spent or flow.waiting or flow.woken):
             self.take(flow, cost)
             return
@@ -99,13 +99,13 @@ class Turns:
         self._spent.append(flow)
 
     def wait(self, flow: Flow, connection: Waiting) -> None:
-        """Have a connection wait for the next turn of a flow that has used up its share."""
+        """Queue a connection for the next turn of a flow that has used up its share."""
         assert flow.is_spent, f"a flow with {flow.left} answers left"
         self.waits += 1
         flow.waiting.append(connection)
 
     def _next(self) -> None:
-        """Begin a turn: what waits of each flow goes on in the order in which it began to."""
+        """Begin a turn: what waits of each flow continues, in the order in which it began to wait."""
         self.turns += 1
         spent, self._spent = self._spent, []
         is_alone = self.flows <= 1

@@ -136,17 +136,17 @@ class ResponseWriter:
 
     @property
     def busy(self) -> bool:
-        """True while an answer is owed or being sent."""
+        """Whether an answer is outstanding or being sent."""
         return bool(self.pending or self._unwritten or self._stream is not None)
 
     @property
     def ends_with_peer(self) -> bool:
-        """True while an answer is owed, or sent, that is useless once the peer sends nothing more."""
+        """Whether an answer is outstanding or being sent that is useless once the peer sends nothing more."""
         return self._endless or any(exchange.ends_with_peer for exchange in self.pending)
 
     @property
     def unwritten_bytes(self) -> int:
-        """Bytes that wait to be taken by the peer, here and in the transport."""
+        """Bytes that the peer has not received yet, here and in the transport."""
         assert self.transport is not None
         return self.transport.get_write_buffer_size() + sum(map(len, self._unwritten))
 
@@ -158,7 +158,7 @@ class ResponseWriter:
     # -- The queue --------------------------------------------------------------------------
 
     def answer(self, head: RequestHead, response: Response, reserved: int = 0, began_s: float = 0.0) -> None:
-        """Answer at once, or after the answers that are owed before. 0.0: the request began just now."""
+        """Answer at once, or after the earlier outstanding answers. `began_s` 0.0: it began just now."""
         if head.close or response.close:
             self.stopped = True
         exchange = Exchange(head, response, reserved, began_s)
@@ -191,7 +191,7 @@ class ResponseWriter:
         self._server.answers.give(self.address, held)
 
     def begin_read(self, exchange: Exchange, expected: int) -> None:
-        """Count a read that has begun, whose answer may have this many bytes."""
+        """Count a read that has begun, whose answer may have `expected` bytes."""
         exchange.expected, exchange.flow = expected, self.flow
         self.expected_bytes += expected
         self._server.reads += 1
@@ -199,7 +199,7 @@ class ResponseWriter:
             exchange.flow.reads += 1
 
     def _end_read(self, exchange: Exchange) -> None:
-        """Count a read no more: its answer is made, or no one waits for it."""
+        """Stop counting a read: its answer is made, or no one waits for it."""
         if not exchange.expected:
             return
         self.expected_bytes -= exchange.expected
@@ -256,7 +256,7 @@ class ResponseWriter:
         self._server.bodies.give(self.address, reserved)
 
     def abandon(self) -> None:
-        """Abandon what is owed to a peer that is gone: changes run to their end, all else is cancelled."""
+        """Abandon the answers of a peer that is gone: changes run to their end, all else is cancelled."""
         pending, self.pending = self.pending, deque()
         for exchange in pending:
             self._end_read(exchange)
@@ -433,9 +433,9 @@ class ResponseWriter:
         )
 
     def _notice_silence(self) -> None:
-        """Have the kernel end the connection when its peer acknowledges nothing for a while.
+        """Ask the kernel to end the connection when its peer acknowledges nothing for a while.
 
-        Otherwise a machine that is gone would be sent events for a quarter of an hour.
+        Otherwise events would be sent to a machine that is gone for a quarter of an hour.
         """
         sock = self.transport.get_extra_info("socket") if self.transport is not None else None
         if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
@@ -451,7 +451,7 @@ class ResponseWriter:
     async def _send_stream(
         self, head: RequestHead, body: AsyncIterator[Buffer], *, chunked: bool, length: int | None
     ) -> None:
-        """Send what the iterator gives, and close it."""
+        """Send the parts that the iterator yields, then close it."""
         cancelled: asyncio.CancelledError | None = None
         try:
             await self._send_parts(head, body, chunked=chunked, length=length)
@@ -469,7 +469,7 @@ class ResponseWriter:
     async def _send_parts(
         self, head: RequestHead, body: AsyncIterator[Buffer], *, chunked: bool, length: int | None
     ) -> None:
-        """Send what the iterator gives. A failure cuts the connection: a body that just ends looks whole."""
+        """Send what the iterator yields. A failure cuts the connection: a short body would look whole."""
         sent = 0
         try:
             if head.method != "HEAD":

@@ -255,7 +255,7 @@ class Checkpointer:
     # In the writer's thread
 
     def _put_off(self, run: _Run) -> None:
-        """Drop this checkpoint and begin another, as a log failed during its syncs.
+        """Drop this checkpoint, because a log failed during its syncs, and begin another.
 
         The new one begins when the last record of that log has passed the writer.
         """

@@ -137,7 +137,7 @@ class GroupCommit:
 
     @property
     def busy(self) -> bool:
-        """Whether a sync is awaited, or was until a moment ago: concurrent reads should yield then."""
+        """Whether a sync is under way, or was a moment ago; concurrent reads should then yield."""
         return self._in_flight or self.loop().time() - self._quiet_since < BUSY_S
 
     # Waiting
@@ -145,7 +145,7 @@ class GroupCommit:
     def sync(self, *, durable: bool = False) -> asyncio.Future[None]:
         """Return a future that is done when everything recorded before this call counts.
 
-        With `durable`: when all of it is durable. Each call returns another future. It fails with
+        With `durable`, it is done when all of it is durable. Each call returns a new future. It fails with
         `StorageClosed` if the journal has failed or fails.
         """
         future = self.loop().create_future()
@@ -158,9 +158,9 @@ class GroupCommit:
         return future
 
     def when_stored(self, stored: Stored) -> None:
-        """Call `stored` when everything recorded before this call counts: in the turn that learns of it.
+        """Call `stored` when everything recorded before this call counts, in the turn that learns of it.
 
-        With a future it would be called a pass of the loop later.
+        A future would wake its waiter one turn later.
         """
         if self.failure is not None or self.closed:
             self.loop().call_soon(stored, self._closed_error())
@@ -180,7 +180,7 @@ class GroupCommit:
         return StorageClosed(f"the journal is closed: {self.failure}")
 
     def loop(self) -> asyncio.AbstractEventLoop:
-        """Return the event loop that this belongs to: the one that ran at the first call."""
+        """Return the event loop of this storage: the one that ran at the first call."""
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
         return self._loop
@@ -365,7 +365,7 @@ class GroupCommit:
             self._worker.submit(self._write_frame)
 
     def _gather(self) -> None:
-        """Move the frames that are durable by now to `_gathered`, from where they go to their segments."""
+        """Move the frames that are durable now to `_gathered`, from which the segment writer takes them."""
         unsynced, durable_lsn = self._unsynced, self._journal.durable_lsn
         while unsynced and unsynced[0].place.lsn <= durable_lsn:
             self._gathered.append(unsynced.popleft())
@@ -477,7 +477,7 @@ class GroupCommit:
 
 
 def _answer(waiters: deque[tuple[int, Stored]], number: int) -> None:
-    """Call what waits for a running number up to this one."""
+    """Call the waiters of all running numbers up to this one."""
     while waiters and waiters[0][0] <= number:
         _, stored = waiters.popleft()
         stored(None)

@@ -1,10 +1,10 @@
 """The journal's single writer: frames into files, and the syncs that make them durable.
 
-It decides where a frame goes, its LSN and what it says of the past (`durable_lsn`); it does not know what the
-records mean. Unsynced frames lie in the current file only, and any sync covers all of them. Writes and syncs
-are for one thread, the journal's. `prepare_spare` and `delete_before` run beside it in another, the
-background thread; counters and flags (`wants_spare`, `starved`, `files`) are read in others. A failed write
-or sync leaves the object unusable: the process ends and recovers (docs/storage.md#failures).
+It decides a frame's place, its LSN, and the `durable_lsn` that it carries; it does not know what the records
+mean. Unsynced frames lie in the current file only, and any sync covers all of them. Writes and syncs are for
+one thread, the journal's. `prepare_spare` and `delete_before` run beside it in another, the background
+thread; counters and flags (`wants_spare`, `starved`, `files`) are read in others. A failed write or sync
+leaves the object unusable: the process ends and recovers (docs/storage.md#failures).
 """
 
 from __future__ import annotations
@@ -114,10 +114,10 @@ class Journal:
         self._lacks_room = False
 
     def _make(self, name: str, size: int, *, beside_commits: bool = False) -> File:
-        """Make a file filled with zeros: its room is certain, and a sync takes two thirds of the time.
+        """Make a file filled with zeros: its space is certain, and its syncs take two thirds of the time.
 
-        With `beside_commits` each MiB is synced: the sync of a commit waits behind one of them, and not
-        behind the whole file.
+        With `beside_commits` each MiB is synced on its own, so that the sync of a commit waits for one MiB
+        and not for the whole file.
         """
         file = self._disk.open(os.path.join(self._store, name), create=True, exclusive=True)
         for position in range(0, size, MIB):
@@ -267,9 +267,9 @@ class Journal:
         self._position = 0
 
     def _better_is_ready(self, size: int) -> bool:
-        """Whether the current file was not filled with zeros, so each sync takes longer, and the next one is.
+        """Whether the next file is filled with zeros, and the current one is not and so syncs more slowly.
 
-        What was reserved of the current file is free again when a checkpoint has passed it.
+        The space reserved for the current file becomes free when a checkpoint has passed it.
         """
         return not self._filled and bool(self._spares) and self._spares[0][2] >= size
 

@@ -81,7 +81,7 @@ class _DiskFull(Exception):
 
 
 class SegmentWriter:
-    """The writer of segments; it has each log as its files have it, and the hard states of the same moment.
+    """The writer of segments. It knows the state of each log's files, and the hard states of the same moment.
 
     Its thread calls all of it, except `sync` and `write_checkpoint`, which run in the background thread.
     """
@@ -154,9 +154,9 @@ class SegmentWriter:
     ) -> None:
         """Carry out the actions of synced frames, the last of which ends at `place`; call `done`.
 
-        `journal_bytes` is the size of the frames. On a full disk the actions wait, and all later ones behind
-        them, until `resume` finds room; nothing is lost, as all of it is in the journal. If more waits than
-        memory may hold, the logs that lack room fail.
+        `journal_bytes` is the size of the frames. On a full disk the actions wait, and all later ones after
+        them, until `resume` finds room; nothing is lost, because all of it is in the journal. If more waits
+        than memory may hold, the logs that lack room fail.
         """
         batch = _Batch(deque(actions), place, journal_bytes, done)
         self._batches.append(batch)
@@ -253,7 +253,7 @@ class SegmentWriter:
         self._flush(groups)
 
     def stop_clean(self) -> None:
-        """Prepare for the last checkpoint of a clean end, when everything in the journal is synced."""
+        """Prepare for the last checkpoint before a clean shutdown; all of the journal must be synced."""
         for files in self.logs.values():
             files.unsynced = False
 
@@ -313,7 +313,7 @@ class SegmentWriter:
     def _waits_for_room(self, error: DiskError) -> bool:
         """Return whether the failed operation is retried when there is room, instead of failing its log.
 
-        Only if there was no room for a write: that has changed nothing that counts. After a failed sync
+        That is so only if a write found no room, which has changed nothing that counts. After a failed sync
         it is unknown what is on the disk, whatever the error says.
         """
         return self.waits and error.is_full and not error.operation.startswith("sync")
@@ -476,7 +476,7 @@ class SegmentWriter:
         return self.journal_bytes >= self._due_bytes
 
     def checkpoint(self) -> None:
-        """Make a whole checkpoint at once, for a start.
+        """Make a whole checkpoint now, during a start.
 
         Raises:
             DiskError: It cannot be made, or a segment cannot be written or synced.
@@ -520,7 +520,7 @@ class SegmentWriter:
                 self.moving.discard(log_id)
 
     def begin_checkpoint(self) -> Snapshot:
-        """Return the state of all logs, and what to sync for it; that is not dirty then. Writer's thread."""
+        """Return the state of all logs with the files to sync, which stop being dirty. Writer's thread."""
         dirty, self._dirty = self._dirty, {}
         directories, self._dirty_directories = self._dirty_directories, {}
         return Snapshot(
@@ -552,7 +552,7 @@ class SegmentWriter:
         )
 
     def _held_state(self, files: LogFiles) -> LogState:
-        """Return a state of a failed log that is certainly durable: that of the last checkpoint, or empty."""
+        """Return a state of a failed log that is surely durable: the last checkpoint's, or an empty one."""
         held = self._held.get(files.log_id)
         return held if held is not None else empty_state(files.log_id, files.name)
 
@@ -583,7 +583,7 @@ class SegmentWriter:
                 self._fail(owner, error)
 
     def passed(self, place: Written) -> None:
-        """Let the next checkpoint stand at `place`: frames up to it are applied, or have no actions."""
+        """Let the next checkpoint cover the journal up to `place`: all frames before it are applied."""
         if place.lsn > self._place.lsn and not self._batches:
             self._place = place
 

@@ -12,9 +12,9 @@ from laminar.log.segment.segment_file import SegmentFile
 
 @dataclass(slots=True, kw_only=True)
 class Snapshot:
-    """The content of one checkpoint (`checkpoint`, at `place`), and what must be synced before it is written.
+    """The content of one checkpoint (`checkpoint`, at `place`), and the files to sync before it is written.
 
-    That are the segments in `dirty` and the `directories`, each with its log (None: several logs share the
+    These are the segments in `dirty` and the `directories`, each with its log (None: several logs share the
     directory). `carried` are the ids of the failed logs; their records between `since` (the last durable
     checkpoint) and `place` are written again. `journal_bytes` are those since the last durable checkpoint.
     """

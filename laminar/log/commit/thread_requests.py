@@ -1,8 +1,8 @@
 """Run work in a storage's threads, and await it on the loop.
 
 There are three: the journal's thread; the segment writer's, to which frames go from there; and the background
-thread, for the syncs and documents of checkpoints. An exception in one of them that is not expected is a
-mistake in the program, and ends the process.
+thread, for the syncs and documents of checkpoints. An unexpected exception in one of them is a mistake in the
+program, and ends the process.
 """
 
 from __future__ import annotations
@@ -54,15 +54,15 @@ class StorageExecutor:
         self._journal.submit(follow)
 
     def post_to_background(self, work: Callable[[], None]) -> None:
-        """Run `work` in the background thread: what was recorded before may not be applied yet."""
+        """Run `work` in the background thread; changes recorded before may not be in their files yet."""
         self._background.submit(partial(self._guarded, work))
 
     def run_in_writer(self, work: Callable[[], None]) -> asyncio.Future[None]:
-        """Run `work` as `after_synced_frames` does; return a future that fails with its `StorageError`."""
+        """Run `work` after all synced frames; return a future that fails with `work`'s `StorageError`."""
         return self.submit(_answered(work))
 
     def run_in_background(self, work: Callable[[], None]) -> asyncio.Future[None]:
-        """Run `work` as `post_to_background` does; return a future that fails with its `StorageError`."""
+        """Run `work` in the background thread; return a future that fails with `work`'s `StorageError`."""
         return self.submit(_answered(work), where=self.post_to_background)
 
     def submit(

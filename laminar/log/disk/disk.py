@@ -31,8 +31,8 @@ _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 class File(Protocol):
     """One open file.
 
-    It is closed by `close`, or when its last reference goes: so a thread that is reading it may go on
-    after others have dropped it.
+    It is closed by `close`, or with its last reference; so a thread that is reading it may continue after
+    others have dropped it.
     """
 
     path: str

@@ -45,7 +45,7 @@ class DiskError(StorageError):
 
 
 class LogRemoved(StorageError):
-    """The log was deleted or replaced: what was asked of it will never be done."""
+    """The log was deleted or replaced, so the request will never be done."""
 
 
 class ReplicaStopped(StorageError):

@@ -15,7 +15,7 @@ from collections.abc import Hashable
 class FairLimiter:
     """A limit of `limit` reads and `limit_bytes` bytes in flight; a read larger than that runs alone.
 
-    `limit_bytes` may be changed; what waits begins with the next `release`.
+    `limit_bytes` may be changed; the next `release` applies it to the reads that wait.
     """
 
     def __init__(self, *, limit: int, limit_bytes: int) -> None:

@@ -129,7 +129,7 @@ class Handle:
 
 
 class OpenFiles:
-    """The files of a storage that are open now: about `limit`, and besides those that wait for a sync.
+    """The open files of a storage: about `limit` of them, and in addition those that wait for a sync.
 
     At most `unsynced_limit` files should wait for a sync; above it the segment writer syncs the oldest.
     Each limit is at most a quarter of the number of files that this process may open.
@@ -158,7 +158,7 @@ class OpenFiles:
         return file
 
     def shrink(self) -> None:
-        """Release files above the limit, as far as they may go now."""
+        """Close files above the limit, except those that must stay open now."""
         if len(self._open) > self._limit:
             with self._lock:
                 self._let_go()

@@ -1,7 +1,8 @@
-"""When an append is acknowledged: the flush policy of one log. Values only.
+"""The flush policy of a log, which says when an append is acknowledged. Values only.
 
-`commit`: when the journal's sync has returned. `interval`: when it is written, so that it survives the
-process; it is synced within a number of milliseconds, or after a number of records.
+With `commit` that is when the journal's sync has returned. With `interval` it is when the append is written,
+so that it survives the end of the process; it is synced within a number of milliseconds, or after a number of
+records.
 """
 
 from __future__ import annotations

@@ -128,10 +128,9 @@ class DamageRegistry:
         """Put the batch of a damaged entry back in its place; durable on return.
 
         `frame` must be the missing batch: its checksums must hold, and it must agree with its index row if
-        that is intact, else with the entries before and after it and with the room that there is.
-        Consecutive entries without rows are repaired in order, the first one first. Of an entry without a
-        row the caller must know that the frame is the committed one. A crash leaves the entry damaged or
-        repaired.
+        that is intact, else with the entries before and after it and with the room that there is. Consecutive
+        entries without rows are repaired in order, the first one first. For an entry without a row, the
+        caller must know that the frame is the committed one. A crash leaves the entry damaged or repaired.
 
         Raises:
             RepairRefused: The batch is not the missing one.

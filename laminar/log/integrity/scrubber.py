@@ -40,7 +40,7 @@ Sleep = Callable[[float], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class _Due:
-    """A segment to verify, and since when (ms since the epoch) it has not been verified."""
+    """A segment to verify, and the time of its last verification (ms since the epoch)."""
 
     since_ms: int
     log: Log
@@ -244,7 +244,7 @@ class Scrubber:
         self._damage.verified(log, first_index, verified)
 
     def _damaged(self, log: Log, segment: Segment, rows: list[IndexEntry]) -> int:
-        """Report the damaged entry of the first of `rows`, if it is new; return the index to go on with."""
+        """Report the damaged entry of the first of `rows`, if new; return the index to continue with."""
         index = rows[0].index
         if index <= log.start.index:
             return index + 1  # trimmed already; its file is removed with the rest of it

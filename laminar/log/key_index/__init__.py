@@ -1,5 +1,5 @@
-"""The key index of a sealed segment: where in it records with a key, a trace id or a header's value may be.
+"""The key index of a sealed segment: the batches that may have records with a key, trace id or header value.
 
-A hint beside the segment, like its index: without it the segment is scanned. `layout` has the bytes,
-`writer` makes a file, `lookup` reads it. What is hashed is the caller's.
+It is a hint beside the segment, like its index: without it the segment is scanned. `layout` has the bytes,
+`writer` makes a file, `lookup` reads it. The caller decides which values are hashed.
 """

@@ -48,7 +48,7 @@ class KeyIndexError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Covered:
-    """The segment that a key index is of, by what makes two segments the same."""
+    """The identity of the segment that a key index covers."""
 
     log_id: int
     first_index: int

@@ -1,6 +1,7 @@
 """Look a hash up in a key index: about two pages are read, as hashes are spread evenly.
 
-What is found are batches that *may* have the value: hashes can be equal, so the caller compares the records.
+It finds batches that *may* have the value: different values can have equal hashes, so the caller compares the
+records.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class KeyIndex:
 
     @property
     def covered(self) -> Covered:
-        """The segment that it is of."""
+        """The segment that it covers."""
         return self._head.covered
 
     @property
@@ -62,7 +63,8 @@ class KeyIndex:
     def following(self, name: str, digest: bytes, offset: int) -> tuple[list[int], bool]:
         """Return batches at or after `offset` that may have a value with this hash, the lowest first.
 
-        They are one page's; and whether there may be more after them. None are returned if there are no more.
+        They are from one page. The second value tells whether there may be more after them. The list is empty
+        if there are no more.
 
         Raises:
             KeyIndexError: A page is damaged.
@@ -83,7 +85,7 @@ class KeyIndex:
         return [], False
 
     def preceding(self, name: str, digest: bytes, offset: int) -> tuple[list[int], bool]:
-        """Return what `following` does of batches before `offset`, the highest first."""
+        """Return batches before `offset` that may have the value, the highest first; see `following`."""
         base = self.covered.first_offset
         wanted = offset - base
         blocks = self._head.sections[name]
@@ -160,7 +162,7 @@ class KeyIndex:
 
 
 def _run(entries: Sequence[bytes], digest: bytes) -> list[int]:
-    """Return the distances of the first of these entries that have a hash, up to one with another."""
+    """Return the distances of the leading entries that have this hash."""
     found: list[int] = []
     for entry in entries:
         if entry[:HASH_BYTES] != digest:

@@ -45,7 +45,7 @@ class _Section:
         self.blocks: list[Block] = []
 
     def take(self) -> Iterable[bytes]:
-        """Yield the entries in their order, a bucket at a time, and let go of them."""
+        """Yield the entries in order, a bucket at a time, and release each bucket."""
         for number, bucket in enumerate(self.buckets):
             self.buckets[number] = bytearray()
             entries = bytes(bucket)
@@ -57,9 +57,9 @@ class _Section:
 
 
 class KeyIndexWriter:
-    """Writes one key index into an empty file. Not for two threads at once.
+    """A writer of one key index into an empty file. Not for two threads at once.
 
-    The file is none until `finish` has written its head.
+    The file is not a valid key index until `finish` has written its head.
     """
 
     def __init__(self, file: File, covered: Covered, names: Sequence[str]) -> None:
@@ -95,7 +95,7 @@ class KeyIndexWriter:
         return count
 
     def finish(self) -> int:
-        """Write what is gathered, and then the head; durable on return. Return the bytes of the file.
+        """Write the gathered entries, and then the head; durable on return. Return the bytes of the file.
 
         Raises:
             KeyIndexError: There are too many blocks.

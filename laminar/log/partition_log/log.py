@@ -1,4 +1,4 @@
-"""One partition's log as its replica sees it: what it holds, and what of it is durable.
+"""One partition's log as its replica sees it: its entries, and which of them are durable.
 
 Every change takes effect in memory at once and is recorded for the journal; the files follow in the segment
 writer's thread. A log begins a new segment where the leader's frame says so, refuses a frame that does not
@@ -116,7 +116,7 @@ class Log:
         self._noted_unsynced = False
 
     def _offer_lookups(self) -> None:
-        """Make methods of the log's parts its own attributes: calling one costs no further call."""
+        """Make methods of the log's parts attributes of the log, which saves a call at each use."""
         entries, reader = self._entries, self._reader
         self.term, self.offset_after = entries.term, entries.offset_after
         self.index_entry, self.find_index_entry = entries.index_entry, entries.find_index_entry
@@ -196,9 +196,9 @@ class Log:
         return self._entries.segments[:]
 
     def appended_before(self, offset: int) -> int | None:
-        """Return when (ms) the record at `offset` was appended, or its segment was begun; None: not known.
+        """Return when (ms) the record at `offset` was appended, or an earlier time: its segment's begin.
 
-        Nothing is read from the disk for it.
+        None if it is unknown. It reads nothing from the disk.
         """
         segments = self._entries.segments
         place = bisect_right(segments, offset, key=lambda segment: segment.first_offset) - 1
@@ -370,7 +370,7 @@ class Log:
     def _check_works(self) -> None:
         """Raise the failure of a failed log, which takes no more changes.
 
-        The journal records that it has are carried from checkpoint to checkpoint as they are.
+        The journal records of a failed log are carried from checkpoint to checkpoint unchanged.
         """
         if self.files.failure is not None:
             raise self.files.failure
@@ -464,9 +464,9 @@ class Log:
     ) -> None:
         """Record whether this replica may have forgotten what it acknowledged, and its incarnation.
 
-        `power_lost`: it is only the last interval that it may have forgotten. `least_term`: the replica
-        takes part in no term below this one, as it may have forgotten a vote in such a term (0: none);
-        the recorded number never falls.
+        `power_lost` tells that it may have forgotten only the last interval. The replica takes part in no
+        term below `least_term`, because it may have forgotten a vote in such a term (0: none); the recorded
+        number never falls.
         """
         self._check_works()
         assert incarnation >= self.incarnation, (

@@ -191,7 +191,7 @@ class LogReader:
     def _asked_for(
         self, frames: list[Buffer], first_index: int, last_index: int, max_bytes: int, wide: int
     ) -> list[Buffer]:
-        """Return those of `frames` that were asked for; keep all of them if more was read (`wide`).
+        """Return those of `frames` that were requested; cache all of them if more was read (`wide`).
 
         `wide` is the number of bytes to which the read was extended; 0 if it was not.
         """
@@ -248,7 +248,7 @@ class LogReader:
                 raise EntriesTrimmed(f"entry {first_index} of {entries.name} was removed while it was read")
 
     async def read_promptly(self, first_index: int, last_index: int, *, max_bytes: int) -> list[Buffer]:
-        """Return what `read` does, without a turn of the loop where the frames are at hand.
+        """Return what `read` does, at once if the frames are in memory or in the page cache.
 
         Raises:
             EntriesTrimmed: The first entry was trimmed, before this call or while it waits.

@@ -1,4 +1,4 @@
-"""Read a journal back: which frames count, which are torn, which were lost to damage.
+"""Read a journal at a start, and sort its frames: valid, torn, or lost to damage.
 
 It reads files and changes none; recovery decides by the result what to write. The rules are those of
 docs/storage.md#recovery. An LSN that is missing at or below the `durable_lsn` of a later frame was durable

@@ -229,7 +229,7 @@ class _Node:
     def begin_missing(self, stores: list[str]) -> None:
         """Make the store directories that existed once and are missing, each with an `Unknown` manifest.
 
-        By that manifest no replica that was there is created again as a new one.
+        That manifest prevents that a lost replica is created again as a new one.
         """
         for store in stores:
             documents = [Document(self._disk, store, name) for name in ("manifest", "checkpoint")]

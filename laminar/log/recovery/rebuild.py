@@ -1,6 +1,7 @@
 """Make the logs from what was replayed, and make their files agree with them.
 
-Until here recovery has not touched segments. By now all that was read of the journal is durable (`store.py`).
+Earlier steps of recovery change no segment. When this step begins, all that was read of the journal is
+durable (`store.py`).
 """
 
 from __future__ import annotations

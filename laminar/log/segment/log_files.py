@@ -1,4 +1,4 @@
-"""The state of one log that its files have reached: the segment writer's view of it.
+"""The state of one log's files: the segment writer's view of the log.
 
 The writer's thread updates it with each change that it applies to the files. So a checkpoint is a copy of
 these states, and holds nothing of the loop's state, which is ahead of the files. The loop only asks it for

@@ -1,4 +1,4 @@
-"""A segment as the loop knows it: how much it holds, and its index rows.
+"""A segment as the loop sees it: its size, and its index rows.
 
 In memory stay only its last rows, and those that are not in its index file yet. Older rows are read from that
 file in chunks, into a cache that all logs of a storage share. So a log of any size takes little memory, and
@@ -203,7 +203,7 @@ class Segment:
         return rows
 
     def load(self, number: int) -> None:
-        """Read a chunk in this thread; rows that do not hold are rebuilt.
+        """Read a chunk in this thread; rows whose checksum fails are rebuilt.
 
         Raises:
             DiskError: The files cannot be read.

@@ -48,7 +48,7 @@ def index_head(first_index: int, log_id: int) -> bytes:
 
 
 class SegmentFile:
-    """The files of one segment. What changes them is for the writer's thread, unless said otherwise."""
+    """The files of one segment. Methods that change them are for the writer's thread by default."""
 
     __slots__ = (
         "_data",
@@ -133,7 +133,7 @@ class SegmentFile:
             return True
 
     def remove_key_index(self) -> None:
-        """Remove the key index, if there is one: it does not hold, or is not wanted. Any thread."""
+        """Remove the key index, if there is one, because it is wrong or not wanted. Any thread."""
         with self._lock:
             self._resources.files.disk.unlink(self.key_index_path)
 

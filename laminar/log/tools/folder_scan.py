@@ -94,7 +94,7 @@ class StorePlace:
 
 @dataclass(slots=True, kw_only=True)
 class Folder:
-    """What a path is: of `kind` "node", "logs", "log" or "segment". `live`: a process has it open.
+    """The kind ("node", "logs", "log" or "segment") and content of a path. `live`: a process has it open.
 
     `lock` is the path of the lock file that such a process holds; None for a log outside of such a folder.
     """
@@ -108,10 +108,10 @@ class Folder:
 
 
 def scan_folder(disk: ReadOnlyDisk, path: str) -> Folder:
-    """Return what `path` is, and what is in it.
+    """Return the kind of `path`, and its content.
 
     Raises:
-        NotALogFolder: It is none of the four kinds.
+        NotALogFolder: It is neither a node's folder, a folder of logs, a log nor a segment.
         DiskError: It cannot be read.
     """
     if not disk.exists(path):

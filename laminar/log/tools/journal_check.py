@@ -44,7 +44,7 @@ class JournalFinding:
 
 
 def check_journal(disk: Disk, store: str, checkpoint: Checkpoint) -> Iterator[JournalFinding]:
-    """Yield what is wrong in the journal, from the checkpoint's file on, and in the end mark."""
+    """Yield the faults of the journal, from the checkpoint's file on, and of the end mark."""
     numbers = [number for number in journal_numbers(disk, store) if number >= checkpoint.journal_file]
     if checkpoint.journal_file not in numbers:
         missing = os.path.join(store, journal_name(checkpoint.journal_file))

@@ -1,4 +1,4 @@
-"""Who may do what: tokens and certificates, their grants, and the principal of a request."""
+"""Documents of access: tokens and certificates, their grants, and the principal of a request."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ PREFIX_PATTERN: Final = r"[A-Za-z0-9._-]{0,200}"
 
 
 class NewGrant(Request):
-    """A role on every name that begins with `prefix`; the empty prefix: on everything."""
+    """A role on every name that begins with `prefix`; an empty prefix stands for every name."""
 
     role: Role
     prefix: Annotated[str, Meta(pattern=f"^{PREFIX_PATTERN}\\Z")] = ""
 
 
 class NewToken(Request):
-    """A token that is to be made, for the principal `name`; of several tokens of a name each holds.
+    """Request to create a token of the principal `name`. A principal may have several tokens, all valid.
 
-    With `certificate`, the subject name of a client certificate, no token is made: that certificate proves
+    With `certificate`, the subject name of a client certificate, no token is created: that certificate proves
     the principal.
     """
 
@@ -44,7 +44,7 @@ class Grant(Answer):
 
 
 class Token(Answer):
-    """A token without its secret, or an accepted client certificate; `expires` null: it does not expire."""
+    """A token without its secret, or an accepted client certificate; `expires` is null without an end."""
 
     id: str
     name: str
@@ -55,7 +55,7 @@ class Token(Answer):
 
 
 class CreatedToken(Answer):
-    """A new token: `token` is its text, which no other answer contains; null of a certificate."""
+    """A new token: `token` is its text, which no other answer contains; null for a certificate."""
 
     token: str | None
     id: str
@@ -76,7 +76,7 @@ Limit = Annotated[int, Meta(ge=1, le=MAX_NUMBER)]
 
 
 class NewLimits(Request):
-    """What a principal may use at most, in place of what was set before; a limit that is left out is none.
+    """Request to replace the limits of a principal; a limit that is left out is removed.
 
     Rates and connections are those of one shard of a node. Cursors, uploads, and new producers and
     idempotency keys in an hour are those of one partition; sinks and names of producers those of one
@@ -97,7 +97,7 @@ class NewLimits(Request):
 
 
 class Limits(Answer):
-    """What a principal may use at most; what is left out is not limited."""
+    """The limits of a principal; what is left out is unlimited."""
 
     requests_per_s: Limit | UnsetType = UNSET
     bytes_in_per_s: Limit | UnsetType = UNSET
@@ -113,7 +113,7 @@ class Limits(Answer):
 
 
 class PrincipalLimits(Answer):
-    """The limits of a principal; with version 0 it has none of its own, and those of `*` hold."""
+    """The limits of a principal. With version 0 it has none of its own, and the limits of `*` apply."""
 
     principal: str
     limits: Limits
@@ -121,7 +121,7 @@ class PrincipalLimits(Answer):
 
 
 class AllLimits(Answer):
-    """The limits of all principals that have some, by name; those of `*` hold for each other one."""
+    """The limits of all principals that have some, by name; those of `*` apply to every other principal."""
 
     principals: list[PrincipalLimits]
 
@@ -150,7 +150,7 @@ class WhoAmI(Answer):
 class DatagramKey(Answer):
     """The key with which a credential appends by datagram, in hexadecimal digits; null without one.
 
-    `credential` is empty where no one is asked for a token. `minute` is now, in minutes since 1970.
+    `credential` is empty if the node asks for no tokens. `minute` is now, in minutes since 1970.
     """
 
     credential: str

@@ -17,9 +17,9 @@ _Reason = Annotated[str, Meta(min_length=1, max_length=MAX_REASON)]
 
 
 class AdminNode(Answer):
-    """A node as operators see it: what it announces, what was commanded, and what is on it.
+    """A node as operators see it: what it announces, what an operator set, and what it holds.
 
-    `version` is that of the last command, and its ETag. What is null is not known at the moment.
+    `version` is that of the last command, and its ETag. A member that is null is unknown at the moment.
     """
 
     node: str
@@ -50,7 +50,7 @@ class AdminNodes(Answer):
 
 
 class NodePatch(Request):
-    """A merge patch of a node (RFC 7396): null makes what the node announces count again."""
+    """A merge patch of a node (RFC 7396); null restores the value that the node announces."""
 
     weight: Annotated[float, Meta(ge=0, le=MAX_WEIGHT)] | UnsetType | None = UNSET
     zone: Annotated[str, Meta(max_length=MAX_REASON)] | UnsetType | None = UNSET
@@ -64,9 +64,9 @@ class RemovedNode(Answer):
 
 
 class NewPin(Request):
-    """An explicit placement that is to hold from now on.
+    """Request to pin a partition to nodes.
 
-    As many nodes as the topic has replicas, unless `allow_other_number`.
+    `nodes` must be as many as the topic has replicas, unless `allow_other_number` is true.
     """
 
     nodes: Annotated[list[str], Meta(min_length=1, max_length=MAX_REPLICAS)]
@@ -75,7 +75,7 @@ class NewPin(Request):
 
 
 class PlacementPin(Answer):
-    """An explicit placement: these nodes hold the partition, whatever their rank is."""
+    """A pin: these nodes hold the partition, whatever their rank is."""
 
     nodes: list[str]
     owner: str
@@ -114,7 +114,7 @@ class PartitionPlacement(Answer):
 
 
 class Operation(Answer):
-    """A change that is under way: the catalog wants something that is not so yet.
+    """A change that is under way: the actual state differs from the one that the catalog wants.
 
     `done` of `total` are partitions of the cluster that the node does not hold (drain), partitions with as
     many replicas as asked for (replicas), nodes of the pin or of the wanted set that hold the partition
@@ -132,7 +132,7 @@ class Operation(Answer):
 
 
 class OperationPage(Answer):
-    """A page of the list of operations; `next` is there if there are more."""
+    """A page of the list of operations; it has `next` if there are more."""
 
     operations: list[Operation]
     next: str | UnsetType = UNSET
@@ -159,7 +159,7 @@ class NodeBalance(Answer):
 
 
 class Balance(Answer):
-    """What the balance by load would do, or with `done` did, and why; with `none`, why nothing.
+    """The next step of the balance by load, or the one `done`, with the reason; `none`: why there is none.
 
     `threshold` and `hours` are the settings of the catalog's leader.
     """
@@ -174,7 +174,7 @@ class Balance(Answer):
 
 
 class CancelledOperation(Answer):
-    """An operation whose wanted state was set back; what it had done already is undone by the planner."""
+    """A cancelled operation: the former state is wanted again, and the planner undoes what was done."""
 
     id: str
     state: Literal["cancelled"] = field(default="cancelled")

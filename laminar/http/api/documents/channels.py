@@ -1,4 +1,4 @@
-"""Channels, and where they stand in each partition."""
+"""Documents of channels, and of their progress in each partition."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ChannelSettings = Annotated[
 
 
 class NewChannel(Request):
-    """A channel that is to be created."""
+    """Request to create a channel."""
 
     settings: ChannelSettings = field(default_factory=ChannelSettings)
 
@@ -29,14 +29,16 @@ class ChannelPatch(Request):
 
 
 class ChannelPartition(Answer):
-    """Where a channel stands in one partition.
+    """The progress of a channel in one partition.
 
-    `version`: of the settings in force. `next`: the first record that was never given out; `end`: the
-    partition's end offset. `depth`: at most that many records are to be given out yet. `pinned`: those of
-    `out` that a transaction is to acknowledge. `aside`: records that wait for their next attempt. `lost`:
-    records that were trimmed before they were done. `oldest_age_ms`: since the oldest record was appended
-    that is neither done nor dead; null: there is none. `blocked`: too many are out or aside for new ones.
-    `kept_bytes`: of the log, what retention would trim if the channel, maybe with others, did not keep it.
+    `version` is that of the settings in force. `next` is the first record that was never given out, `end` the
+    partition's end offset, `depth` an upper bound of the records still to be given out. `out` counts records
+    that were given out and not acknowledged, `pinned` those of them that a transaction will acknowledge.
+    `aside` counts records that wait for their next attempt, `lost` records that were trimmed before they were
+    acknowledged. `oldest_age_ms` is the age of the oldest record that is neither acknowledged nor dead; null
+    without one. `blocked` tells that too many records are out or aside, so that no new ones are given out.
+    `kept_bytes` is the part of the log that retention would trim if this channel (maybe with others) did not
+    need it.
     """
 
     version: Count
@@ -56,8 +58,8 @@ class ChannelPartition(Answer):
 class Channel(Answer):
     """A channel, with sums over the partitions whose leaders answered, and the oldest age.
 
-    `opening`: the partitions where it is not open yet. `unanswered`: those whose leaders did not answer.
-    `partitions` is left out in a list.
+    `opening` has the partitions where the channel is not open yet, `unanswered` those whose leaders did not
+    answer. `partitions` is left out in a list.
     """
 
     topic: str
@@ -80,7 +82,7 @@ class Channel(Answer):
 
 
 class ChannelPage(Answer):
-    """A page of the list of a topic's channels; `next` is there if there are more."""
+    """A page of the list of a topic's channels; it has `next` if there are more."""
 
     topic: str
     channels: list[Channel]

@@ -1,4 +1,4 @@
-"""The cluster and its nodes, as programs see them."""
+"""Documents of the cluster and its nodes, for every client."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class ShardAddress(Answer):
 class Node(Answer):
     """A node.
 
-    `start` is the number of the start of its data folder that the catalog knows of, `code_version` the
-    highest code version that its program knows.
+    `start` counts the starts of its data folder, as the catalog recorded them; `code_version` is the highest
+    code version that its program supports.
     """
 
     node: str
@@ -53,7 +53,7 @@ class Cluster(Answer):
 
 
 class Remedy(Answer):
-    """Something to do about a problem; `command` is one of the command line, empty where none helps."""
+    """Advice about a problem; `command` is a command line, empty if none helps."""
 
     text: str
     command: str
@@ -63,7 +63,7 @@ class HealthProblem(Answer):
     """A problem of the cluster.
 
     `subject` is a node, a topic, a partition as ``topic/number``, a consumer or channel as ``topic/name``, or
-    ``catalog``. `since`: when a node that answers saw it first.
+    ``catalog``. `since` is the time when one of the nodes that answered first saw it.
     """
 
     code: str
@@ -75,7 +75,7 @@ class HealthProblem(Answer):
 
 
 class NodeHealth(Answer):
-    """What a node leads and holds; `leads` is null where not all of its shards answer."""
+    """What a node leads and holds; `leads` is null if not all of its shards answer."""
 
     node: str
     answers: bool
@@ -84,10 +84,10 @@ class NodeHealth(Answer):
 
 
 class Health(Answer):
-    """The health of the cluster, as its nodes tell it.
+    """The health of the cluster, as its nodes report it.
 
-    ``critical``: something is refused now, or may be lost. ``warning``: it works, but has no reserve, or
-    waits for an operator. ``well``: neither, and every node has answered.
+    ``critical`` means that requests are refused now, or that data may be lost; ``warning`` that the cluster
+    works without reserve, or waits for an operator; ``well`` neither, with an answer of every node.
     """
 
     status: Literal["well", "warning", "critical"]

@@ -1,4 +1,4 @@
-"""Cursors: positions that the cluster keeps for a name."""
+"""Documents of cursors, the named positions that the cluster stores."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ Positions = Annotated[dict[str, _Position], Meta(max_length=MAX_PARTITIONS)]
 class CursorChange(Request):
     """A change of a cursor: `positions` by partition number, or `begin`, or `rewind`.
 
-    `begin` and `rewind` name a place: `earliest`, `latest` or a time. `begin` sets the cursor where it is not
-    set yet; `rewind` sets it in all partitions, or those that it names, also where it is owned.
+    `begin` and `rewind` name a position: `earliest`, `latest` or a time. `begin` sets the cursor in
+    partitions where it is not set yet; `rewind` sets it in all partitions, or in those that it names, also
+    where a member owns it.
     """
 
     positions: Positions | UnsetType = UNSET
@@ -33,7 +34,7 @@ class CursorChange(Request):
 
 
 class Cursor(Answer):
-    """A cursor: by partition its position, its lag and its owner."""
+    """A cursor: position, lag and owner by partition."""
 
     topic: str
     cursor: str
@@ -51,7 +52,7 @@ class Cursor(Answer):
 
 
 class CursorPage(Answer):
-    """A page of the list of a topic's cursors; `next` is there if there are more."""
+    """A page of the list of a topic's cursors; it has `next` if there are more."""
 
     topic: str
     cursors: list[Cursor]

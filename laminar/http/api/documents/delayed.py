@@ -1,4 +1,4 @@
-"""Delayed records: those that are pending, and changes of their times."""
+"""Documents of delayed records: the pending ones, and changes of their times."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _State = Annotated[
 
 
 class DelayedRecord(Answer):
-    """A pending record: when readers get it, and what it is; `partition` has it now."""
+    """A pending record: the time when readers get it, its id, and the `partition` that stores it."""
 
     id: DelayedId
     partition: Count
@@ -29,7 +29,7 @@ class DelayedRecord(Answer):
 
 
 class DelayedBucket(Answer):
-    """The pending records of one span of time, which begins at `at`."""
+    """The number of pending records in one span of time, which begins at `at`."""
 
     at: Time
     records: Count
@@ -37,9 +37,9 @@ class DelayedBucket(Answer):
 
 
 class DelayedPage(Answer):
-    """Pending records in order of their times; `next`, if there are more: give it as `after`.
+    """Pending records in order of their times. If there are more, pass `next` as `after`.
 
-    Or, with `bucket_ms`, how many are pending by span of time, without empty spans.
+    With `bucket_ms`, the numbers of pending records by span of time instead, without empty spans.
     """
 
     records: list[DelayedRecord] | UnsetType = UNSET
@@ -48,7 +48,7 @@ class DelayedPage(Answer):
 
 
 class DelayedState(Answer):
-    """What is known of a delayed record. While it is pending `deliver_at` is its time."""
+    """The state of a delayed record. While it is pending, `deliver_at` is its time."""
 
     id: DelayedId
     state: _State
@@ -56,6 +56,6 @@ class DelayedState(Answer):
 
 
 class DelayedChange(Request):
-    """Another time for a pending record: a time, or "now"."""
+    """Request to change the time of a pending record: a time, or "now"."""
 
     deliver_at: int | Annotated[str, Meta(max_length=64)]

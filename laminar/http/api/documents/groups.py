@@ -1,4 +1,4 @@
-"""Groups and their members."""
+"""Documents of consumer groups and their members."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LONGEST_SESSION_MS: Final = 60_000
 
 
 class Renewal(Request):
-    """A member's next session in its group."""
+    """Request to renew a member's session in its group."""
 
     mode: Literal["clustering", "broadcast"] = "clustering"
     session_ms: Annotated[int, Meta(ge=SHORTEST_SESSION_MS, le=LONGEST_SESSION_MS)] = 6_000
@@ -34,7 +34,7 @@ class MemberState(msgspec.Struct, frozen=True):
 
 
 class Group(Answer):
-    """A group: its live members and its cursors."""
+    """A consumer group: its live members and its cursors."""
 
     topic: str
     group: str

@@ -1,4 +1,4 @@
-"""What consumers of a channel ask for and say, and the records that are aside."""
+"""Documents of a channel's consumers, and of records that are aside (waiting for an attempt, or dead)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _Timeout = Annotated[int, Meta(ge=1_000, le=MAX_TIMEOUT_MS)]
 
 
 class Nack(Request):
-    """Records that failed: tried again after `delay_ms`, or as the channel says; the attempt counts."""
+    """Jobs that failed: they are given out again after `delay_ms`, or as the channel is set."""
 
     token: _Token
     delay_ms: _Delay | None = None
@@ -31,14 +31,14 @@ class Nack(Request):
 
 
 class Extension(Request):
-    """Records that need more time: `timeout_ms` from now on, or as at first."""
+    """Jobs that need more time: `timeout_ms` from now, or the same time as at their delivery."""
 
     token: _Token
     timeout_ms: _Timeout | None = None
 
 
 class Acks(Request):
-    """The outcome of jobs that were given out. A released job comes again at once, and counts no attempt."""
+    """The outcomes of jobs. A released job is given out again at once, and its attempt does not count."""
 
     ack: _Tokens = field(default_factory=list)
     nack: Annotated[list[Nack], Meta(max_length=MAX_NAMED)] = field(default_factory=list)
@@ -47,7 +47,7 @@ class Acks(Request):
 
 
 class Settled(Answer):
-    """How many records are as was asked; and the tokens whose delivery was over, of which nothing changed."""
+    """The number of jobs changed as asked, and the tokens whose delivery had expired: unchanged."""
 
     done: Count
     late: list[str]
@@ -56,8 +56,8 @@ class Settled(Answer):
 class Receive(Request):
     """A request for records of a channel: up to `max`, after up to `wait_ms`, each for `timeout_ms`.
 
-    `settle` is carried out first. `credit` is of a stream: the most that are out of it at a time; `max` and
-    `wait_ms` mean nothing then.
+    `settle` is carried out first. `credit` makes the answer a stream, and is the most jobs that the stream
+    may have out at a time; `max` and `wait_ms` have no effect then.
     """
 
     max: Annotated[int, Meta(ge=1, le=MAX_JOBS)] = 32
@@ -68,16 +68,16 @@ class Receive(Request):
 
 
 class Received(Answer):
-    """Records that were given out: as a fetch has them, each with its partition, token and attempt."""
+    """Records that were given out: the members of a fetch, and for each its partition, token and attempt."""
 
     jobs: list[dict[str, Any]]
     settled: Settled | UnsetType = UNSET
 
 
 class Position(Request):
-    """Where a channel gives out from now on: a place in all partitions, or offsets by partition number.
+    """Request to move a channel: a position for all partitions, or offsets by partition number.
 
-    `drop`: what is out or waits to be tried again ends, except the dead.
+    With `drop`, the records that are out or wait for another attempt are dropped; dead records stay.
     """
 
     at: (
@@ -95,17 +95,17 @@ class Position(Request):
 
 
 class Positioned(Answer):
-    """By partition the offset from which a channel gives out."""
+    """The offset from which a channel gives out now, by partition."""
 
     positions: dict[str, Count]
 
 
 class AsideJob(Answer):
-    """A record that is aside. `at`: when it is tried again; of a dead one, when it died.
+    """A record that is aside. `at` is the time of its next attempt, or the time when it became dead.
 
-    With `waits_for_key` it was never tried: an earlier record of its key goes first, and `at` is null. A key
-    that is no text is in `key_base64`. `unreadable`: the record cannot be read now, and its key and tag are
-    not known.
+    A record with `waits_for_key` was never given out, because an earlier record of its key comes first; `at`
+    is null. A key that is no text is in `key_base64`. `unreadable` tells that the record cannot be read now,
+    so that its key and tag are unknown.
     """
 
     partition: int
@@ -124,7 +124,7 @@ class AsideJob(Answer):
 class AsidePage(Answer):
     """A page of the records that are aside, or dead.
 
-    `next` is there if there may be more, also when a search has found nothing so far: give it as `after`.
+    `next` is there if there may be more, even if this page is empty: pass it as `after`.
     """
 
     jobs: list[AsideJob]
@@ -132,13 +132,13 @@ class AsidePage(Answer):
 
 
 class DeadChange(Request):
-    """What to do with dead records: tokens, or ``all``."""
+    """Request to replay or drop dead records: those with these tokens, or ``all``."""
 
     replay: _Tokens | str | UnsetType = UNSET
     drop: _Tokens | str | UnsetType = UNSET
 
 
 class DeadChanged(Answer):
-    """How many of them were dead."""
+    """The number of records that were dead, and are replayed or dropped now."""
 
     count: Count

@@ -1,4 +1,4 @@
-"""The key routes of a topic, and their changes: split, merge, move."""
+"""Documents of a topic's key routes, and of their changes: split, merge, move."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_ROUTE_WAIT_MS: Final = 24 * 3_600_000
 
 
 class KeyRange(Answer):
-    """The logical partitions from `from` to before `to`, and the partition that has them."""
+    """The logical partitions from `from` to `to` (excluded), and the partition that has them."""
 
     start: Count = field(name="from")
     to: Count
@@ -49,9 +49,9 @@ class RouteInput(Answer):
 class RouteChange(Answer):
     """A change of a topic's route: `inputs` end, and `outputs` follow over the same keys.
 
-    `version` is that of the route that it makes. `preparing`, it can be cancelled; `closing`, its inputs end;
-    `done`, its route is current. With `strict` order a consumer reads the inputs to their ends before it
-    reads an output.
+    `version` is that of the route that it makes. While `preparing`, it can be cancelled; while `closing`, its
+    inputs end; once `done`, its route is current. With `strict` order a consumer reads the inputs to their
+    ends before it reads an output.
     """
 
     id: Count
@@ -69,11 +69,11 @@ class RouteChange(Answer):
 
 
 class NewRoute(Request):
-    """A change of a topic's route that is to begin: `inputs` are replaced by new partitions over their keys.
+    """Request to change a topic's route: new partitions replace `inputs` and take their keys.
 
-    One input is split at each of the logical partitions in `cuts`, or at such that its newest records are
-    divided `into` that many parts; without either it moves to one new partition. Several inputs, which must
-    be neighbours, are merged to one.
+    A single input is split at each of the logical partitions in `cuts`, or `into` a number of parts with
+    about equally many of its newest records; without either it is moved to one new partition. Several inputs,
+    which must be neighbours, are merged into one.
     """
 
     after: Annotated[int, Meta(ge=0, le=MAX_NUMBER, description="Version of the route that it replaces.")]
@@ -101,7 +101,7 @@ class NewRoute(Request):
 
 
 class KeyRoutes(Answer):
-    """The present key route of a topic, its changes that are done, oldest first, and the one under way."""
+    """The present key route of a topic, the finished changes (oldest first), and the change under way."""
 
     topic: str
     routes: list[KeyRoute]

@@ -1,4 +1,4 @@
-"""The partitions of a topic, their replicas, and what of them was lost."""
+"""Documents of a topic's partitions, their replicas, and their losses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class CatchUpProgress(Answer):
 
 
 class ReplicaStatus(Answer):
-    """A replica of a partition; what is null was not reported by its node."""
+    """A replica of a partition; a member that is null was not reported by its node."""
 
     node: str
     url: str | None
@@ -42,7 +42,7 @@ class Leader(Answer):
 
 
 class DamagedOffsets(Answer):
-    """A range of offsets that are damaged on a node; a control entry has none."""
+    """A range of offsets that are damaged on a node; a damaged control entry has no offsets."""
 
     node: str
     first_offset: Count
@@ -57,7 +57,7 @@ class LeavingReplica(Answer):
 
 
 class Partition(Answer):
-    """A partition; what is null is not known at the moment."""
+    """A partition; a member that is null is unknown at the moment."""
 
     partition: Count
     id: Id
@@ -85,7 +85,7 @@ class Partition(Answer):
 
 
 class Partitions(Answer):
-    """The partitions of a topic, the key ranges of its route, and how many it was created with.
+    """The partitions of a topic, the key ranges of its route, and the number of partitions at its creation.
 
     Their numbers may have gaps.
     """
@@ -98,7 +98,7 @@ class Partitions(Answer):
 
 
 class LossReport(Answer):
-    """What accepting a loss means, or meant (docs/protocol.md#accepted-losses-and-trimming)."""
+    """The consequences of accepting a loss (docs/protocol.md#accepted-losses-and-trimming)."""
 
     topic: str
     partition: Count

@@ -1,4 +1,4 @@
-"""Records: receipts of appends, fetches, offsets, digests, deletions."""
+"""Documents of records: receipts of appends, fetches, offsets, digests, deletions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from laminar.http.api.documents.shared import Answer, Count, Epoch, Id, RouteVer
 
 
 class Placed(Answer):
-    """Records of an append that a partition took."""
+    """The part of an append that one partition stored."""
 
     partition: Count
     offset: Count
@@ -19,7 +19,7 @@ class Placed(Answer):
 
 
 class Durability(Answer):
-    """How durable an append is."""
+    """The durability of an append when it was acknowledged."""
 
     replicas: Count
     synced: bool
@@ -27,7 +27,7 @@ class Durability(Answer):
 
 
 class Appended(Answer):
-    """The receipt of an append; `scheduled` are the ids of records that readers get later, in order."""
+    """The receipt of an append; `scheduled` has the ids of delayed records, in order."""
 
     appended: Count
     placed: list[Placed]
@@ -49,7 +49,7 @@ class Accepted(Answer):
 
 
 class FetchedRecord(Answer):
-    """A record: text as `value`, other bytes as `value_base64`; of a large record the length alone."""
+    """A record: its value as `value` if it is text, else `value_base64`; of a large one only the length."""
 
     offset: Count | UnsetType = UNSET
     timestamp: Time | UnsetType = UNSET
@@ -73,7 +73,7 @@ class FetchedRecords(Answer):
 
 
 class DeletedRecords(Answer):
-    """What a deletion of records removed, or would remove."""
+    """The records that a deletion removed, or would remove."""
 
     topic: str
     partition: Count
@@ -87,7 +87,7 @@ class DeletedRecords(Answer):
 
 
 class Offsets(Answer):
-    """An offset of a partition, with the time of its batch if there is one, and the partition's bounds."""
+    """An offset of a partition, the time of its batch if it has one, and the partition's bounds."""
 
     offset: Count
     timestamp: Time | None
@@ -117,9 +117,9 @@ class Digest(Answer):
 
 
 class ProducerProgress(Answer):
-    """The progress of a producer in a partition; `sequence` is not durable yet, `committed_sequence` is.
+    """The progress of a producer in a partition: the last sequence numbers received and committed.
 
-    `sealed`: the partition takes no more records, so this is the producer's last word there.
+    `sealed` tells that the partition accepts no more records, so this progress is final.
     """
 
     topic: str

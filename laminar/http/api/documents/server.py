@@ -1,4 +1,4 @@
-"""A node as a server: versions, limits, health; and the document of every error."""
+"""Documents of a node as a server: versions, limits, probes, bundles; and the document of every error."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class RequestLimits(Answer):
 
 
 class Alive(Answer):
-    """A shard that turns its event loop."""
+    """The answer of a shard whose event loop runs."""
 
     status: Literal["alive"]
     node: str
@@ -50,7 +50,7 @@ class Alive(Answer):
 
 
 class DiskSpace(Answer):
-    """Free space of a node's disk; appends are refused below the mark, consumers below half of it."""
+    """Free space of a node's disk; below the mark appends are refused, below half of it consumers too."""
 
     free_bytes: int
     low_water_bytes: int
@@ -59,7 +59,7 @@ class DiskSpace(Answer):
 
 
 class Ready(Answer):
-    """A node that serves."""
+    """The answer of a node that serves requests."""
 
     status: Literal["ready"]
     node: str
@@ -68,7 +68,7 @@ class Ready(Answer):
 
 
 class NotReady(Answer):
-    """A node that does not serve yet."""
+    """The answer of a node that does not serve requests yet, with the reason."""
 
     status: Literal["not_ready"]
     node: str
@@ -76,7 +76,7 @@ class NotReady(Answer):
 
 
 class BundleSetting(Answer):
-    """A setting of a node; of one that may hold a secret only whether it is set."""
+    """A setting of a node; if it may hold a secret, only whether it is set."""
 
     value: Any
     is_default: bool
@@ -92,7 +92,7 @@ class BundleProblem(Answer):
 
 
 class BundlePartition(Answer):
-    """A replica on a node. Of one that takes no part, only where it belongs."""
+    """A replica on a node. One that takes no part in its group has only its topic and partition."""
 
     topic: str
     partition: Count
@@ -110,7 +110,7 @@ class BundlePartition(Answer):
 
 
 class BundleLine(Answer):
-    """A line of a log: its text as in the program, with `arguments` that are numbers or known names."""
+    """A line of a log: its template in the program, with the `arguments` that are numbers or known names."""
 
     at: Time
     level: str
@@ -123,7 +123,7 @@ class BundleLine(Answer):
 
 
 class BundleProcess(Answer):
-    """A process of a node: how late its event loop is, the stacks of its threads, the end of its log."""
+    """A process of a node: the delay of its event loop, the stacks of its threads, the end of its log."""
 
     process: str
     pid: Count
@@ -134,7 +134,7 @@ class BundleProcess(Answer):
 
 
 class NodeBundle(Answer):
-    """What a node says of itself for those who help its operators; no data of records, no secret."""
+    """The report of a node for support: versions, settings, states, logs; no data of records, no secret."""
 
     node: str
     taken_at: Time

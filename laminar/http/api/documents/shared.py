@@ -1,4 +1,4 @@
-"""What documents of several subjects share: their base, the types of members, and limits."""
+"""Common parts of the documents: their base classes, the types of members, and limits."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ RouteVersion = Annotated[int, Meta(description="Version of the key route.")]
 
 
 class Request(msgspec.Struct, forbid_unknown_fields=True):
-    """A document of a request: an unknown member is refused."""
+    """The base of a request's document; an unknown member is refused."""
 
 
 class Answer(msgspec.Struct):
-    """A document of an answer."""
+    """The base of an answer's document."""

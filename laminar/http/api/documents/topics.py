@@ -1,4 +1,4 @@
-"""Topics and their settings."""
+"""Documents of topics and their settings."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ class TopicSettingsPatch(Request):
 
 
 class NewTopic(Request):
-    """A topic that is to be created."""
+    """Request to create a topic."""
 
     partitions: Annotated[int, Meta(ge=1, le=MAX_PARTITIONS)] = 1
     replicas: Annotated[
@@ -136,7 +136,7 @@ class NewTopic(Request):
 
 
 class TopicPatch(Request):
-    """A change of a topic; without `replicas` their number stays."""
+    """Request to change a topic; without `replicas` their number stays."""
 
     settings: TopicSettingsPatch = field(default_factory=TopicSettingsPatch)
     replicas: Annotated[int, Meta(ge=1, le=MAX_REPLICAS)] | UnsetType = UNSET
@@ -144,11 +144,11 @@ class TopicPatch(Request):
 
 
 class TopicSums(Answer):
-    """Sums over the partitions of a topic, of leaders alone, some seconds old.
+    """Sums over the partitions of a topic, counted at their leaders only; some seconds old.
 
-    `appended_records` are those of all times. The counts of bytes that were appended and fetched begin with
-    the present leaders' processes, and may fall when another one leads. `complete` is false while a partition
-    has no leader that answers: then all sums are too small.
+    `appended_records` counts all records ever appended. The counts of bytes appended and fetched begin with
+    the present leaders' processes, and may fall when another process leads. `complete` is false while a
+    partition has no leader that answers; all sums are too small then.
     """
 
     records: Count
@@ -160,7 +160,7 @@ class TopicSums(Answer):
 
 
 class Topic(Answer):
-    """A topic; `stats` only in a list that was asked for them."""
+    """A topic; `stats` is there only in a list that was requested with them."""
 
     topic: str
     partitions: int
@@ -175,9 +175,9 @@ class Topic(Answer):
 
 
 class TopicPage(Answer):
-    """A page of the list of topics; `next` is there if there are more, `total` are those of all pages.
+    """A page of the list of topics, with `next` if there are more; `total` counts the topics of all pages.
 
-    `silent`: the nodes that did not say all that they lead, if sums were asked for.
+    `silent` names the nodes that did not report all partitions they lead, if sums were requested.
     """
 
     topics: list[Topic]

@@ -1,4 +1,4 @@
-"""Producers, sinks, and the batches that sinks commit."""
+"""Documents of producers, sinks, and the batches that sinks commit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_PARTS: Final = 16_384
 
 
 class NewProducer(Request):
-    """A producer that is to begin: `name`, if any, is written as a topic's."""
+    """Request to start a producer. `name` is optional and follows the rule for topic names."""
 
     name: Annotated[str, Meta(extra_json_schema={"pattern": f"^{TOPIC_PATTERN}$"})] | None = None
 
@@ -31,7 +31,7 @@ class Producer(Answer):
 
 
 class Sink(Answer):
-    """A sink; `committed` is the number of the last batch that was decided."""
+    """A sink; `committed` is the number of the last batch whose commit was decided."""
 
     sink: str
     epoch: Epoch
@@ -44,14 +44,14 @@ class Sink(Answer):
 
 
 class SinkPage(Answer):
-    """A page of the list of sinks; `next` is there if there are more."""
+    """A page of the list of sinks; it has `next` if there are more."""
 
     sinks: list[Sink]
     next: str | UnsetType = UNSET
 
 
 class Staged(Answer):
-    """A stage that is stored."""
+    """The receipt of a stage."""
 
     topic: str
     partition: Count
@@ -60,7 +60,7 @@ class Staged(Answer):
 
 
 class Prepare(Request):
-    """Stages of a batch in one partition that are to be kept for its commit."""
+    """Request to prepare stages of a batch in one partition: they are kept until the batch is decided."""
 
     epoch: Epoch
     topic: str
@@ -69,7 +69,7 @@ class Prepare(Request):
 
 
 class Prepared(Answer):
-    """How many stages of a batch are kept in a partition."""
+    """The number of stages of a batch that a partition has prepared."""
 
     topic: str
     partition: Count
@@ -77,14 +77,14 @@ class Prepared(Answer):
 
 
 class CommitAcks(Request):
-    """Jobs of one channel that a batch acknowledges, in one partition."""
+    """Jobs of one channel in one partition that a batch acknowledges."""
 
     channel: str
     tokens: Annotated[list[str], Meta(min_length=1, max_length=MAX_ACKS)]
 
 
 class CommitPart(Request):
-    """What a batch commits in one partition: its stages, or how many were prepared; and acknowledgements."""
+    """The part of a batch in one partition: its stages, or the number prepared, and acknowledgements."""
 
     topic: str
     partition: Number
@@ -94,7 +94,7 @@ class CommitPart(Request):
 
 
 class Commit(Request):
-    """A commit of a batch; `fingerprint` tells this batch from others."""
+    """Request to commit a batch; `fingerprint` identifies the batch's content."""
 
     epoch: Epoch
     parts: Annotated[list[CommitPart], Meta(max_length=MAX_PARTS)]

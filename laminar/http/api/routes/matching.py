@@ -76,7 +76,7 @@ def match(method: str, path: str) -> Match:
 
 
 def match_segments(method: str, segments: tuple[str, ...], *, path: str) -> Match:
-    """Return what `match` does, for segments already split and decoded (`Request.segments`)."""
+    """Return the match, as `match` does, for segments already split and decoded (`Request.segments`)."""
     step: _Step | None = _ROOT
     params: dict[str, str] = {}
     for segment in segments:
@@ -104,7 +104,7 @@ _QUERIES: Final = {route.operation: frozenset(route.query) for route in ROUTES}
 
 
 def check_query(operation: str, query: Mapping[str, str]) -> None:
-    """Refuse a parameter that the operation does not read: 422, as a typing error would go unnoticed."""
+    """Refuse a parameter that the operation does not read (422): a misspelt one would go unnoticed."""
     for name in query:
         if name not in _QUERIES[operation]:
             known = ", ".join(sorted(_QUERIES[operation])) or "none"

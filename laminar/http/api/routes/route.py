@@ -1,4 +1,4 @@
-"""A row of the table of routes: what it says of an operation, and the replies that several rows share."""
+"""A row of the table of routes, and the replies that several rows share."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Reply(NamedTuple):
 class Route(NamedTuple):
     """A row: `template` has its path parameters in braces; `parameters` are those of query and head.
 
-    `needs` is what its principal must be allowed to do (`laminar.http.api.roles`).
+    `needs` is the permission that its principal must have (`laminar.http.api.roles`).
 
     `document` is the struct of a JSON body. Every route may also answer a problem.
     """

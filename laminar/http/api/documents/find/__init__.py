@@ -1,1 +1,1 @@
-"""Documents of what looks into records: searches, and histories of single ones."""
+"""Documents of searches, and of the histories of single records."""

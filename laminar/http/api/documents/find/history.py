@@ -1,4 +1,4 @@
-"""The history of one record: what its partition's log says of it."""
+"""Documents of the history of one record, as its partition's log has it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _Event = Annotated[
 
 
 class Event(Answer):
-    """What happened to a record, and when the entry that says so was appended; `entry` is its Raft index."""
+    """An event of a record, and the time of the entry that records it; `entry` is that entry's Raft index."""
 
     event: _Event
     at: Time
@@ -31,11 +31,11 @@ class Event(Answer):
 
 
 class RecordHistory(Answer):
-    """What became of a record. `record` null: it has expired.
+    """The history of a record. `record` is null if retention has removed it.
 
-    `now`: by channel, where it is; null while there is more. `complete` false: retention took entries that
-    may be about it, or some cannot be read. `left`: entries that are to be looked at yet; none if
-    `after` is null.
+    `now` is the record's state by channel; null while there are more events. `complete` is false if retention
+    removed entries that may be about the record, or some cannot be read. `left` is the number of entries
+    still to be searched; none if `after` is null.
     """
 
     record: FoundRecord | None

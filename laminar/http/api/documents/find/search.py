@@ -1,4 +1,4 @@
-"""Searches of a topic's records: what is wanted, and what was found and looked at."""
+"""Documents of searches: the conditions, the records found, and how much was searched."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _Place = Annotated[str, Meta(max_length=64)] | _Offsets
 
 
 class JsonEquals(Request):
-    """The value is JSON, and has this text, number, truth or null at `path`: names, with dots between."""
+    """A condition: the value is JSON with this text, number, boolean or null at the dotted `path`."""
 
     path: Annotated[str, Meta(min_length=1, max_length=MAX_PATH)]
     equals: Annotated[str, Meta(max_length=MAX_SHOWN_BYTES)] | _Whole | float | bool | None
 
 
 class Where(Request):
-    """What a record must be, in every part that is given; nothing: any record."""
+    """The conditions of a search; a record must meet all of them. Without any, every record matches."""
 
     key: Annotated[str, Meta(max_length=MAX_SHOWN_BYTES)] | None = None
     key_base64: Annotated[str, Meta(max_length=2 * MAX_SHOWN_BYTES)] | None = None
@@ -43,10 +43,11 @@ class Where(Request):
 
 
 class Search(Request):
-    """A search: where it looks, what for, and how much it returns at a time.
+    """Request to search a topic: the range, the conditions, and how much to return at a time.
 
-    `from` and `to` are `earliest`, `latest`, a time, or offsets by partition. `after` is that of the answer
-    before. `follow`: without end, with what is appended; then an answer waits `wait_ms` for the first record.
+    `from` and `to` are `earliest`, `latest`, a time, or offsets by partition. `after` continues a search:
+    pass the value of the last answer. With `follow` the search has no end, and also searches what is
+    appended; an answer then waits up to `wait_ms` for the first record.
     """
 
     where: Where = msgspec.field(default_factory=Where)
@@ -64,7 +65,7 @@ class Search(Request):
 
 
 class FoundRecord(Answer):
-    """A record that was found. `value` or `value_base64` has its beginning; `size` is that of the whole."""
+    """A record that was found, with the beginning of its value, and the whole `size` in bytes."""
 
     partition: Count
     offset: Count
@@ -83,7 +84,7 @@ class FoundRecord(Answer):
 
 
 class Searched(Answer):
-    """What this answer has looked at; in `segments_by_index` segments only what may match was read."""
+    """What this answer has searched; of `segments_by_index` segments only possible matches were read."""
 
     records: Count
     bytes: Count
@@ -91,14 +92,14 @@ class Searched(Answer):
 
 
 class Left(Answer):
-    """What is left: records, as far as it is known, and the partitions that have them."""
+    """The rest of the search: the number of records, as far as it is known, and their partitions."""
 
     records: Count
     partitions: Count
 
 
 class NotSearched(Answer):
-    """Offsets, up to before `to`, that will not be searched, and why."""
+    """A range of offsets (`to` excluded) that cannot be searched, and why."""
 
     partition: Count
     from_: Count = msgspec.field(name="from")
@@ -107,7 +108,7 @@ class NotSearched(Answer):
 
 
 class Found(Answer):
-    """The records that one request found, and how far it looked. `after` null: all was looked at."""
+    """The records that one request found, and how far it searched. `after` is null if all was searched."""
 
     records: list[FoundRecord]
     searched: Searched

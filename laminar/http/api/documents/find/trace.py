@@ -1,4 +1,4 @@
-"""The trace of records: what happened to them, and who did it."""
+"""Documents of the trace: the events of records, and the client of each."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from laminar.http.api.documents.shared import Answer, Count, Time
 
 
 class TraceEvent(Answer):
-    """What happened to a record, and who did it; docs/trace.md lists the words of `event`.
+    """An event of a record, and its client; docs/trace.md lists the words of `event`.
 
-    `group`: id of the partition. `entry`: Raft index of the entry that says so. `principal`, `address` and
-    `node`: who asked, from where, and which node; without the first two the cluster did it by itself.
-    `parent_id`: of the record's `traceparent`.
+    `group` is the id of the partition, `entry` the Raft index of the entry that recorded the event.
+    `principal`, `address` and `node` are the client, its address, and the node that it asked; the first two
+    are missing if the cluster itself was the cause. `parent_id` is that of the record's `traceparent`.
     """
 
     event: str
@@ -40,7 +40,7 @@ class TraceEvent(Answer):
 
 
 class TraceFound(Answer):
-    """The events that one request found, by time, and how far it looked. `after` null: that is all."""
+    """The events that one request found, by time, and how far it searched. `after` is null at the end."""
 
     events: list[TraceEvent]
     searched: Searched
