@@ -1,6 +1,6 @@
 """Laminar: a replicated log and message queue.
 
-This module only knows where things are. Every name below is imported when it is
+This module only maps names to modules. Every name below is imported when it is
 first used, so that ``import laminar`` stays cheap and pulls in neither the server
 nor any optional library; `tests/client/test_import.py` holds it to that.
 """

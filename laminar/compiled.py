@@ -1,10 +1,10 @@
-"""Which modules a build may compile, and which of them are compiled here.
+"""The modules that a build may compile, and which of them are compiled in this installation.
 
 The pure build has none: its wheel is the sources. The compiled build has, beside the same sources, extension
 modules that mypyc made of the modules in `MODULES`; Python prefers them. A module is in the list because a
-record passes through it, and it gains by being compiled (docs/benchmarks.md#the-compiled-build). It has no
-class with arguments, as `msgspec.Struct` classes have: mypyc drops them, and with them the form of what is
-stored and sent (docs/decisions/0033-compiled-by-mypyc.md).
+record passes through it, and it gains by being compiled (docs/benchmarks.md#the-compiled-build). Such a
+module has no class with class arguments, as `msgspec.Struct` classes have: mypyc drops these, which would
+change the stored and sent bytes (docs/decisions/0033-compiled-by-mypyc.md).
 """
 
 from __future__ import annotations

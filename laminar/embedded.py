@@ -1,11 +1,11 @@
 """A whole node in the caller's loop: one shard, its controller, its HTTP port; no other process, no signals.
 
 `laminar.embed` is for programs that want a node's API, topics, cursors and data folder without running one
-beside them: the same controller and shard that a supervisor forks, as objects of one loop. It reaches no
-further than starting and ending them. The folder is a node's: `laminar serve` may take it over when this has
-let go of it, and the other way round, as recovery deals the logs out to any number of shards.
+beside them: the same controller and shard that a supervisor forks, as objects of one loop. This module only
+starts and ends them. The folder is a node's: `laminar serve` may open it after the embedded node has ended,
+and the other way round, because recovery assigns the logs to any number of shards.
 
-Apart from `laminar.node`, because it joins the server with the client; a layer above both.
+It is a layer above `laminar.node` and the client, which it joins.
 """
 
 from __future__ import annotations

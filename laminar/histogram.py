@@ -1,4 +1,4 @@
-"""A histogram: how often a value was at most each of some bounds. To observe one takes some 150 ns."""
+"""A histogram: counts of values by upper bounds. One observation takes some 150 ns."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Histogram:
         self.total += value * count
 
     def percentile(self, share: float) -> float:
-        """Return the least bound that `share` (0 to 1) of the values do not pass; 0 without a value.
+        """Return the least bound that `share` (0 to 1) of the values do not exceed; 0 without a value.
 
         It is infinite if that share has values beyond the last bound.
         """

@@ -1,8 +1,8 @@
-"""Effects of jobs in an application's database: each once, though jobs may come more often.
+"""Effects of jobs in an application's database, each once, although a job may be given out several times.
 
-A job comes again when its consumer dies, or is slow, or has no answer to its acknowledgement. `Done` writes
-the job's place into a table in the transaction of its effects. So either both are there, or neither, and of a
-job that comes again it is known whether they are. `docs/outbox.md` says what holds, and why.
+A job is given out again when its consumer dies, is slow, or gets no answer to its acknowledgement. `Done`
+writes the job's place into a table, in the transaction of its effects. So both are stored or neither, and it
+is known whether a repeated job had its effects. `docs/outbox.md` has the guarantees and the reasons.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CREATE TABLE {table}_floor (
 
 
 class OfChannel(Protocol):
-    """The part of a job that is used here: one of `laminar.Job`, or of `laminar.aio`."""
+    """The attributes of a job that are used here; `laminar.Job` and `laminar.aio.Job` have them."""
 
     @property
     def channel_id(self) -> int:
@@ -50,7 +50,7 @@ class OfChannel(Protocol):
 
     @property
     def floor(self) -> int:
-        """The offset below which the channel has done everything."""
+        """The offset before which all records are acknowledged."""
 
 
 def schema(table: str = "done") -> str:
@@ -59,7 +59,7 @@ def schema(table: str = "done") -> str:
 
 
 class Done:
-    """What was done of the jobs of channels, in `table` of a database, made by `laminar.once.schema`.
+    """The record of done jobs, in `table` of a database, made by `laminar.once.schema`.
 
     `connection` is the application's: of `sqlite3`, `psycopg` or `pg8000`. As that is used by one thread at a
     time, so is this.
@@ -72,10 +72,10 @@ class Done:
 
     @contextlib.contextmanager
     def first(self, job: OfChannel) -> Iterator[bool]:
-        """Begin a transaction; yield whether the job's effects are not in the database yet.
+        """Begin a transaction; yield True if the job's effects are not in the database yet.
 
         ``with done.first(job) as fresh:``. The end of the block commits; if it raises, all is rolled back,
-        and the job is fresh the next time. Acknowledge the job behind the block, not in it.
+        and the job is fresh the next time. Acknowledge the job after the block, not in it.
         """
         begins_itself = self._driver.begins_itself(self._connection)
         if not begins_itself:
@@ -97,7 +97,7 @@ class Done:
     def add(self, job: OfChannel) -> bool:
         """Note the job as done in the transaction of the caller, who commits it or rolls it back.
 
-        Return whether its effects are not in the database yet. Call it before the effects. If another
+        Return True if its effects are not in the database yet. Call it before the effects. If another
         consumer has the same job in an open transaction, this waits for its end.
 
         Raises:

@@ -1,4 +1,4 @@
-"""The columnar batch: import from here everything that a user of batches needs.
+"""The columnar batch. This module exports everything that a user of batches needs.
 
 `header` is the first 128 bytes and their checksums, `columns` the body, `builder` makes batches, `batch`
 reads them, `validation` checks what a client sent. `docs/format.md` has every byte.

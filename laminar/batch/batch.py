@@ -1,8 +1,8 @@
-"""A batch of records as its reader sees it: columns are read when they are asked for, and kept.
+"""A batch of records as its reader sees it: columns are decoded when they are first used, and cached.
 
-What need not be copied is not copied. No number in the frame is trusted: a body that disagrees with its
-directory raises a `BatchError` that names the offsets of the records. This module is apart from building, so
-that it shows on one page what reading costs.
+Bytes are copied only where that is necessary. No number in the frame is trusted: a body that disagrees with
+its directory raises a `BatchError` that names the offsets of the records. This module is apart from building,
+so that it shows on one page what reading costs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Builds batches of records, and merges small batches into one.
+"""Build batches of records, and merge small batches into one.
 
 A batch is the unit of append, checksum, replication, storage and fetch. Its header is written by `header`,
 its body by `columns`; nothing here touches a file, a socket or a clock.

@@ -1,7 +1,7 @@
-"""Batches whose records keep the times that readers saw, where they are appended once more.
+"""Batches whose records keep their times when they are appended again, as by an import.
 
-A record without a time of its own has that of its append. Appended again it would get another one, so its
-batch gets a column of times before. All other bytes of the body stay: compressed columns stay compressed.
+A record without a time of its own shows that of its append. Appended again it would show a new one, so its
+batch gets a column of times first. All other bytes of the body stay: compressed columns stay compressed.
 """
 
 from __future__ import annotations

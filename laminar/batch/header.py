@@ -3,8 +3,8 @@
 One batch is one Raft entry and one stored frame: this header, then a body. The producer seals the body, that
 is writes its CRC, which does not change later. The leader writes the batch's place in the log into the header
 (*stamps* it) and seals the header. Only this module knows the layout: others use `HEADER_SIZE`, the functions
-below, or a `struct.Struct` from `fields`. It decides whether the bytes of a frame are intact and which entry
-they are. It does not know what a body holds (`columns`), nor whether a place in the log is the right one
+below, or a `struct.Struct` from `fields`. It decides whether the bytes of a frame are intact, and which entry
+they are. It knows neither the content of a body (`columns`), nor whether a place in the log is the right one
 (`raft`). Reference: `docs/format.md`.
 """
 

@@ -1,4 +1,4 @@
-"""Validation of a batch from a client, before it is acknowledged: of all that readers rely on later.
+"""Validation of a client's batch before it is acknowledged: everything that readers rely on later.
 
 A batch that is acknowledged is never changed, and every reader of its partition meets it. So a cell that
 cannot be read must be refused here: later it would stop each reader that asks for it. It takes about 30 ns
@@ -174,7 +174,7 @@ def _cells(frame: Buffer, entry: Entry, ends: Ends) -> list[bytes]:
 
 
 def takes_long(frame: Buffer, header: Header | None = None) -> bool:
-    """Return whether `check_batch` may take more than a millisecond or two: then call it in a thread.
+    """Return whether `check_batch` may take longer than about 2 ms, so that it should run in a thread.
 
     Only the directory is read, of a frame that need not be verified. False if that is wrong. `header` is the
     frame's, if it was read before.

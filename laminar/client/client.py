@@ -207,7 +207,7 @@ class Client:
         limit: int = 10_000,
         timeout: float | None = None,
     ) -> RecordTrace:
-        """Return what happened to records of traced topics, and who did it: of one of the three.
+        """Return the trace events of records, chosen by one of `record`, `trace_id` and `key`.
 
         `record` is ``"TOPIC/PARTITION/OFFSET"``, or ``"TOPIC/ID"`` of a delayed one; `trace_id` is 32
         hexadecimal digits; `key` is a key, in all topics. At most `limit` events are returned.
@@ -227,7 +227,7 @@ class Client:
         return found
 
     async def health(self) -> dict[str, Any]:
-        """Return the answer of ``GET /v1/health``: what is wrong in the cluster, and what to do about it."""
+        """Return the answer of ``GET /v1/health``: the problems of the cluster, and remedies."""
         found: dict[str, Any] = await self.session.get_json("/v1/health")
         return found
 
@@ -304,7 +304,7 @@ def connect(
     another; None means ``LAMINAR_CERTIFICATE`` and ``LAMINAR_KEY``. Files that change are read again.
 
     Raises:
-        ConfigError: an argument, or what stands for it, cannot be used.
+        ConfigError: an argument, or the environment variable used in its place, is wrong.
     """
     if timeout <= 0:
         raise ConfigError(f"timeout={timeout}", code="bad_timeout", field="timeout", value=timeout)

@@ -1,4 +1,4 @@
-"""Delayed records of a topic: what is pending, and changes of single ones (docs/delay.md)."""
+"""Delayed records of a topic: lists of pending ones, and changes of single ones (docs/delay.md)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ALL_MS = 366 * 86_400_000
 
 
 class DelayedState(NamedTuple):
-    """What is known of a delayed record: ``pending``, ``published`` or ``cancelled``.
+    """The state of a delayed record: ``pending``, ``published`` or ``cancelled``.
 
     `deliver_at` is its time while it is pending, else None.
     """
@@ -39,7 +39,7 @@ class DelayedState(NamedTuple):
 
 
 class DelayedRecord(NamedTuple):
-    """A record that is pending: `partition` has it now, and readers get it at `deliver_at`."""
+    """A pending record: `partition` stores it, and readers get it at `deliver_at`."""
 
     id: str
     partition: int
@@ -64,7 +64,7 @@ class DelayedRecord(NamedTuple):
 
 
 class DelayedCount(NamedTuple):
-    """How many records are pending in the span of time that begins at `at`, and the bytes of their values."""
+    """The number of pending records in the span of time that begins at `at`, and their values' bytes."""
 
     at: datetime.datetime
     records: int
@@ -72,25 +72,25 @@ class DelayedCount(NamedTuple):
 
 
 class DelayedQuestions:
-    """Asks the nodes about the delayed records of a topic."""
+    """The requests about the delayed records of a topic."""
 
     def __init__(self, session: Session, topic: str) -> None:
         self._session = session
         self._path = f"{topic_path(topic)}/delayed"
 
     async def ask(self, id: str, *, timeout_s: float | None = None) -> DelayedState:
-        """Return what is known of a record."""
+        """Return the state of a delayed record."""
         return DelayedState.from_answer(await self._session.get_json(self._of(id), timeout_s=timeout_s))
 
     async def cancel(self, id: str, *, timeout_s: float | None = None) -> DelayedState:
-        """Cancel a record; return what it is now."""
+        """Cancel a record; return its state now."""
         answer = await self._session.call("DELETE", self._of(id), timeout_s=timeout_s)
         return DelayedState.from_answer(answer.json())
 
     async def move(
         self, id: str, deliver_at: DeliverAt | Literal["now"], *, timeout_s: float | None = None
     ) -> DelayedState:
-        """Give a record another time; return what it is now."""
+        """Change the time of a record; return its state now."""
         at = deliver_at if deliver_at == "now" else time_ms(deliver_at)
         answer = await self._session.call(
             "PATCH",
@@ -104,7 +104,7 @@ class DelayedQuestions:
     async def page(
         self, asked: Mapping[str, str], after: str | None
     ) -> tuple[list[DelayedRecord], str | None]:
-        """Return the next records of a list, and where it goes on; None at its end."""
+        """Return the next records of a list, and the text with which to continue; None at its end."""
         query = {**asked, "limit": str(_PAGE)} | ({} if after is None else {"after": after})
         answer = await self._session.get_json(f"{self._path}?{urlencode(query)}")
         return [DelayedRecord.from_answer(each) for each in answer["records"]], answer.get("next")

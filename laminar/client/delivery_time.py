@@ -1,4 +1,4 @@
-"""When readers get a record: what a program says, and the time that a batch has for it."""
+"""Times of delivery: from a program's arguments to the time in a batch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def delivery_time_ms(delay: Delay | None, deliver_at: DeliverAt | None) -> int:
     """Return the time (ms) at which readers get a record; a delay counts from now, by this machine's clock.
 
     Raises:
-        ConfigError: both are given, or neither; or it is no such time.
+        ConfigError: both are given, or neither; or it is no valid time.
     """
     if deliver_at is not None:
         if delay is not None:

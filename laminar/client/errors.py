@@ -75,7 +75,7 @@ class ConfigError(Error):
 
 
 class AuthError(Error):
-    """The cluster refused who asked, not what was asked: see `Unauthorized` and `Forbidden`."""
+    """The cluster refused the client: see `Unauthorized` and `Forbidden`."""
 
 
 class Unauthorized(AuthError):
@@ -95,7 +95,7 @@ class NotFound(Error):
 
 
 class AlreadyExists(Error):
-    """What was to be created exists already, with another configuration or at all (``exist_ok``)."""
+    """The object exists already: with another configuration, or at all if ``exist_ok`` is false."""
 
 
 class PreconditionFailed(Error):
@@ -111,7 +111,7 @@ class Fenced(Error):
 
 
 class Late(Error):
-    """What was said of a job changed nothing: its time is over, and another consumer has it or may get it.
+    """The outcome of a job was too late and changed nothing: another consumer has the job, or may get it.
 
     For a nack or a release it can also mean that an earlier try, whose answer was lost, was carried out.
     """
@@ -130,13 +130,13 @@ class Retry(Exception):
 
 
 class NotDrained(Error):
-    """A partition is not to be read yet: ``limit`` has those before it that are not acknowledged, by ends."""
+    """A partition may not be read yet: ``limit`` has the unacknowledged ones before it, with their ends."""
 
 
 class Sealed(Error):
-    """The caller named a partition that takes no more records: others follow it.
+    """The caller named a partition that takes no more records, because others have replaced it.
 
-    ``limit`` is the version of the topic's route that names those.
+    ``limit`` is the version of the topic's route that names its successors.
     """
 
 
@@ -174,7 +174,7 @@ def untrusted(failure: TlsFailed) -> Untrusted:
 
 
 def error_of_batch(error: Error, *, maybe_applied: bool) -> Error:
-    """Return `error` as it is true of one batch, which may have been appended by an earlier request.
+    """Return `error` with the outcome of one batch, which an earlier request may have appended.
 
     A batch also fails with the error of another, after which it cannot be sent.
     """

@@ -1,4 +1,4 @@
-"""What became of a record, as the log of its partition has it."""
+"""The history of a record, from the log of its partition."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from laminar.client.search import FoundRecord
 
 
 class RecordEvent(NamedTuple):
-    """What happened to a record, and when; docs/search.md lists the words of `event`.
+    """An event of a record, and its time; docs/search.md lists the words of `event`.
 
-    `entry` is the Raft index of the entry that says so. `due`: when the record is to be given out again; of
-    one that is delivered, until when its consumer has it.
+    `entry` is the Raft index of the entry that records it. `due` is the time of the record's next attempt;
+    for a delivery, the time until which the consumer has it.
     """
 
     event: str
@@ -46,10 +46,10 @@ class RecordEvent(NamedTuple):
 
 
 class RecordHistory(NamedTuple):
-    """What became of a record; `now` says by channel where it is: waiting, out, aside, dead or done.
+    """The history of a record; `now` is its state by channel: waiting, out, aside, dead or done.
 
-    `record` is None if it has expired. `is_complete` False: retention took entries that may be about it,
-    or some cannot be read.
+    `record` is None if retention has removed it. `is_complete` is False if retention removed entries that may
+    be about it, or some cannot be read.
     """
 
     record: FoundRecord | None

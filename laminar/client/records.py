@@ -365,12 +365,13 @@ class RouteInfo:
 class ChannelInfo:
     """A channel: its settings, and counts of its records in the partitions whose leaders answered.
 
-    `settings` leaves out those that have their default. At most `depth` records are to be given out yet;
-    `out` are given out, and `pinned` of them wait for a transaction that acknowledges them; `aside` wait for
-    their next attempt, `dead` for a person. `lost` were trimmed before they were done. `oldest_age_s` is the
-    age of the oldest record that is neither done nor dead. Where `blocked` is true, too many are out or aside
-    for new ones. `kept_bytes` of the log would be trimmed if the channel, maybe with others, let it. In
-    `opening` the channel is not open yet, the leaders of `unanswered` did not answer.
+    `settings` leaves out those that have their default. `depth` is an upper bound of the records still to be
+    given out. `out` records are given out, and `pinned` of them wait for a transaction that acknowledges
+    them; `aside` records wait for their next attempt, `dead` ones for an operator. `lost` records were
+    trimmed before they were acknowledged. `oldest_age_s` is the age of the oldest record that is neither
+    acknowledged nor dead. If `blocked` is true, too many records are out or aside, so that no new ones are
+    given out. `kept_bytes` of the log would be trimmed if this channel (maybe with others) did not need them.
+    In the partitions of `opening` the channel is not open yet; the leaders of `unanswered` did not answer.
     """
 
     channel: str
@@ -392,7 +393,7 @@ class ChannelInfo:
 
     @property
     def paused(self) -> bool:
-        """Whether nothing is given out."""
+        """Whether the channel is paused, so that nothing is given out."""
         return bool(self.settings.get("paused", False))
 
     @classmethod
@@ -422,8 +423,8 @@ class ChannelInfo:
 class Settled(NamedTuple):
     """The result of acknowledging, refusing or extending jobs.
 
-    `done` is the number of records that are as was asked. `late` are the tokens whose delivery was over:
-    nothing changed for these.
+    `done` is the number of records that were changed as asked. `late` are the tokens whose delivery had
+    expired: nothing changed for these.
     """
 
     done: int
@@ -434,10 +435,11 @@ class Settled(NamedTuple):
 class AsideInfo:
     """A record of a channel that is aside: it waits for its next attempt, or is dead.
 
-    `attempts` are those that failed, and `reason` is that of the last one. `time` is when it is tried again,
-    or when it died (RFC 3339). With `waits_for_key` it was not tried, and has no time: an earlier record of
-    its key goes first. `token` names it for `Channel.replay` and `drop`; its value is that of `Topic.open`.
-    Where `unreadable` is true its leader could not read it, and `key` and `tag` are not known.
+    `attempts` is the number of failed attempts, `reason` that of the last one. `time` is that of its next
+    attempt, or when it became dead (RFC 3339). With `waits_for_key` it was not tried, and has no time: an
+    earlier record of its key goes first. `token` names it for `Channel.replay` and `drop`; its value is that
+    of `Topic.open`. Where `unreadable` is true its leader could not read it, and `key` and `tag` are not
+    known.
     """
 
     partition: int
@@ -522,7 +524,7 @@ class CursorInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trimmed:
-    """What `Topic.delete_before` removed from a partition: `deleted` records from `from_offset` on.
+    """The result of `Topic.delete_before`: it removed `deleted` records from `from_offset` on.
 
     `start_offset` is the first offset that is kept. It is the first one of a batch, so it may be before the
     requested offset. `held_back_by` are nodes whose replicas have not received all of the records yet: these
@@ -550,7 +552,7 @@ class Trimmed:
 
 
 class StagedPart(NamedTuple):
-    """What was staged in one partition: the numbers of the stages, in ascending order.
+    """The stages of a batch in one partition, by their numbers, in ascending order.
 
     `acks` are the jobs that the batch acknowledges there: channels, each with the tokens of its jobs.
     """
@@ -562,7 +564,7 @@ class StagedPart(NamedTuple):
 
 
 class Staged(NamedTuple):
-    """What one writer staged for batch `number` of a sink, under an epoch of it: small, and picklable.
+    """The stages of one writer for batch `number` of a sink, under an epoch of it: small, and picklable.
 
     `records` is their number. They are invisible until `Sink.commit`; if they are never committed, the
     cluster drops them after a time.

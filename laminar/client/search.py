@@ -1,4 +1,4 @@
-"""Searches of a topic: what is asked for, the records that are found, and how far the search has looked."""
+"""Searches of a topic: the request, the records found, and the progress."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ _PAUSE_S: Final = 0.2
 
 
 class FoundRecord(NamedTuple):
-    """A record that was found. `value` has its beginning; `size` is that of the whole.
+    """A record that was found. `value` has the beginning of its value; `size` is the whole size in bytes.
 
-    `truncated`: there is more of the value than was asked for; of a record larger than a batch all of it.
+    `truncated` tells that the value is longer than what was requested; a record larger than a batch has no
+    value here.
     """
 
     partition: int
@@ -62,10 +63,10 @@ class FoundRecord(NamedTuple):
 
 
 class NotSearched(NamedTuple):
-    """Offsets of a partition, up to before `end`, that were not searched, and why.
+    """A range of offsets of a partition (`end` excluded) that was not searched, and why.
 
-    ``damaged``: no replica that answers can read them. ``expired``: retention was faster. ``unreadable``: the
-    value that would have to be looked into is too large for that.
+    ``damaged``: no replica that answers can read them. ``expired``: retention removed them first.
+    ``unreadable``: a value that must be searched is too large.
     """
 
     partition: int
@@ -75,9 +76,9 @@ class NotSearched(NamedTuple):
 
 
 class Search:
-    """The records that a search finds: ``async for record in search``, and how far it has looked.
+    """The records that a search finds: ``async for record in search``; and its progress.
 
-    The nodes look for two seconds at a time, and remember nothing: to stop asking ends the search.
+    The nodes search for two seconds at a time and keep no state: a search ends when no more is requested.
     """
 
     def __init__(self, session: Session, topic: str, asked: Mapping[str, Any], *, limit: int | None) -> None:
@@ -110,8 +111,8 @@ class Search:
         """Return what the next step finds, which may be nothing; nothing also once `is_done`.
 
         Raises:
-            Unavailable: nothing of what is left could be looked at for as long as a call may take: its
-                replicas do not answer. The search may go on with the next call.
+            Unavailable: nothing could be searched within the time of a call, because the replicas of the rest
+                do not answer. The next call may continue.
         """
         if self.is_done:
             return []
@@ -177,7 +178,7 @@ def asked_for(
     value_bytes: int = VALUE_BYTES,
     follow: bool = False,
 ) -> dict[str, Any]:
-    """Return the request of a search. Raises `ConfigError` for what can be no part of one."""
+    """Return the request of a search. Raises `ConfigError` for a condition that is malformed."""
     where: dict[str, Any] = {}
     if isinstance(key, str):
         where["key"] = key

@@ -105,7 +105,7 @@ class Topic(Generic[T]):
         this call, by this machine's clock.
 
         Raises:
-            ConfigError: both are given, or one that is no such time; or `trace_id` is none.
+            ConfigError: both are given, or one is malformed; or `trace_id` is malformed.
             OutcomeUnknown: the deadline passed without a receipt.
         """
         raw: Any = value if self.codec is None else self.codec.encode(value)
@@ -374,11 +374,12 @@ class Topic(Generic[T]):
     async def channel(self, name: str, *, exist_ok: bool = False, **settings: Any) -> Channel[T]:
         """Return a channel, to receive its jobs. With settings, or `exist_ok`, it is created.
 
-        ``await topic.channel("billing")`` is one that is there. With ``order="key"`` or other settings (those
-        of docs/channels.md) it is created, and with `exist_ok` taken if it is there with these settings.
+        ``await topic.channel("billing")`` returns an existing one. With ``order="key"`` or other settings
+        (those of docs/channels.md) it is created; with `exist_ok` an existing one with these settings is
+        returned.
 
         Raises:
-            NotFound: there is no such channel, and none was to be created.
+            NotFound: there is no such channel, and the call creates none.
             AlreadyExists: it exists with other settings; or it exists, and `exist_ok` is false.
         """
         if settings or exist_ok:
@@ -413,7 +414,7 @@ class Topic(Generic[T]):
         return await channels_of(self._session, self.name)
 
     async def describe_channel(self, name: str) -> ChannelInfo:
-        """Return a channel's settings, and where it stands. Raises `NotFound` if there is none."""
+        """Return a channel's settings and progress. Raises `NotFound` if there is none."""
         return await describe_channel(self._session, self.name, name)
 
     async def set_channel(
@@ -428,7 +429,7 @@ class Topic(Generic[T]):
         return await set_channel(self._session, self.name, name, settings, version=version)
 
     async def delete_channel(self, name: str) -> None:
-        """Delete a channel, and what it knows of each record; do nothing if there is none."""
+        """Delete a channel and its state of each record; do nothing if there is none."""
         await delete_channel(self._session, self.name, name)
 
     # -- searches ----------------------------------------------------------------------------
@@ -449,12 +450,12 @@ class Topic(Generic[T]):
         limit: int | None = None,
         value_bytes: int = VALUE_BYTES,
     ) -> Search:
-        """Return a search for the records that have all that is given: ``async for record in ...``.
+        """Return a search for the records that meet all given conditions: ``async for record in ...``.
 
-        `contains` is text in the value, `json` a path in it and what is there: ``("flight.from", "ORY")``.
+        `contains` is text in the value, `json` a path in it and the value there: ``("flight.from", "ORY")``.
         `start` and `end` are ends of the log, times of append, or offsets by partition. Records of a
         partition come in order, or with `newest` backwards; partitions come as they are read. Of each value
-        `value_bytes` are shown. The search says how far it has looked, and what it could not look at.
+        `value_bytes` are shown. The search reports its progress, and the ranges that it could not search.
         """
         asked = asked_for(
             key=key,
@@ -503,7 +504,7 @@ class Topic(Generic[T]):
         return Search(self._session, self.name, asked, limit=limit)
 
     async def history(self, partition: int, offset: int, *, timeout: float | None = None) -> RecordHistory:
-        """Return what became of a record: its append, deliveries, retries and end, from the partition's log.
+        """Return the history of a record: its append, deliveries, retries and end, from the partition's log.
 
         Raises:
             NotFound: there is no such record yet.
@@ -513,11 +514,11 @@ class Topic(Generic[T]):
     # -- delayed records ---------------------------------------------------------------------
 
     async def delayed(self, id: str) -> DelayedState:
-        """Return what became of a delayed record, by the id in its receipt.
+        """Return the state of a delayed record, by the id in its receipt.
 
         Raises:
             NotFound: no delayed record of the topic has this id.
-            OffsetExpired: ``ended``, it was published or cancelled, and it is forgotten which.
+            OffsetExpired: ``ended``, it was published or cancelled, but which of them is no longer known.
         """
         return await DelayedQuestions(self._session, self.name).ask(id)
 
@@ -531,7 +532,7 @@ class Topic(Generic[T]):
     async def move_delayed(
         self, id: str, *, deliver_at: DeliverAt | Literal["now"], timeout: float | None = None
     ) -> DelayedState:
-        """Give a delayed record another time; ``"now"`` publishes it.
+        """Change the time of a delayed record; ``"now"`` publishes it.
 
         Its state is ``pending``, or what it was already. The call may be repeated. Raises as `delayed`.
         """
@@ -566,7 +567,7 @@ class Topic(Generic[T]):
         start: DeliverAt | None = None,
         end: DeliverAt | None = None,
     ) -> list[DelayedCount]:
-        """Count what is pending by spans of `bucket` (seconds, or a `timedelta`); without it all at once.
+        """Count the pending records by spans of `bucket` (seconds, or a `timedelta`); without it, all in one.
 
         Spans without records are left out.
 
@@ -661,7 +662,7 @@ class Topic(Generic[T]):
         force: bool = False,
         detach: bool = False,
     ) -> RouteInfo:
-        """Have a new partition take the records of a partition's keys from now on.
+        """Replace a partition by a new one, which takes the records of its keys from now on.
 
         What the partition holds stays where it is until it is read and reclaimed. With `avoid` the new one is
         on other nodes than these. The rest is as for `split`.
@@ -706,9 +707,10 @@ class Topic(Generic[T]):
         return await cancel_route(self._session, self.name)
 
     async def reclaim(self, partition: int) -> Trimmed:
-        """Delete a partition that has ended, with its records. Cursors that were in it are in what follows.
+        """Delete a partition that has ended, with its records. Cursors continue in its successors.
 
-        By itself that happens a week after its end, when retention has taken its records.
+        The cluster does it by itself a week after the partition's end, when retention has removed its
+        records.
 
         Raises:
             NotDrained: cursors are not at its end: ``limit`` has them.

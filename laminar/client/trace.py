@@ -1,4 +1,4 @@
-"""What happened to records and who did it, as the trace has it (docs/trace.md)."""
+"""Trace events of records: what happened, and by whom (docs/trace.md)."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ _STEP = 1_000
 
 
 class TraceEvent(NamedTuple):
-    """What happened to a record, and who did it; docs/trace.md lists the words of `event`.
+    """An event of a record, and its client; docs/trace.md lists the words of `event`.
 
-    `entry` is the Raft index of the entry that says so. `principal`, `address` and `node`: who asked, from
-    where, and which node; the first two are empty where the cluster did it by itself. `due`: until when a
-    consumer has it, or when it is given out, or delivered. `delayed`: of a delayed record, the partition that
-    took it and the count there. `parent_id`: of the record's ``traceparent``, the span that appended it.
+    `entry` is the Raft index of the entry that records it. `principal`, `address` and `node` are the client,
+    its address and the node that it asked; the first two are empty if the cluster itself was the cause. `due`
+    is the time until which a consumer has the record, or of its next attempt, or of its delivery. `delayed`
+    identifies a delayed record: the partition that took it, and the count there. `parent_id` is the span that
+    appended it, from the record's ``traceparent``.
     """
 
     event: str
@@ -73,7 +74,8 @@ class TraceEvent(NamedTuple):
 class RecordTrace(NamedTuple):
     """The events that were found, by time.
 
-    `is_complete` False: there may be more, beyond the limit, or in a part of `_trace` that cannot be read.
+    `is_complete` is False if there may be more: beyond the limit, or in a part of `_trace` that cannot be
+    read.
     """
 
     events: list[TraceEvent]

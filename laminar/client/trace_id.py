@@ -1,4 +1,4 @@
-"""The trace id of a record: what a program says, and the 16 bytes that a batch has for it."""
+"""The trace id of a record: from a program's argument to the 16 bytes in a batch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ TRACE_ID_BYTES = 16
 
 
 def trace_id_bytes(trace_id: TraceId | None) -> bytes | None:
-    """Return the 16 bytes of a trace id; None without one. Raises `ConfigError` if it is none."""
+    """Return the 16 bytes of a trace id; None without one. Raises `ConfigError` if it is malformed."""
     if trace_id is None:
         return None
     found: object = trace_id

@@ -1,4 +1,4 @@
-"""What differs between the databases of applications, seen through DB-API 2.0: SQLite and PostgreSQL.
+"""The differences between SQLite and PostgreSQL, as seen through DB-API 2.0.
 
 PostgreSQL may be used through `psycopg` or `pg8000`, SQLite through `sqlite3`. The rest of the outbox writes
 SQL that both understand, with ``?`` for its values.
@@ -34,7 +34,7 @@ def checked_name(table: str) -> str:
 
 
 class Driver:
-    """The module that a connection is of, and how it wants to be called."""
+    """The database driver of a connection, and its form of parameters."""
 
     def __init__(self, connection: Any) -> None:
         self.name = type(connection).__module__.partition(".")[0]
@@ -62,14 +62,14 @@ class Driver:
         return cursor
 
     def begins_itself(self, connection: Any) -> bool:
-        """Return whether the connection is so set that a change begins a transaction by itself."""
+        """Return whether the connection begins a transaction by itself at the first change."""
         if self.is_sqlite:
             mode = getattr(connection, "autocommit", -1)  # -1: as before Python 3.12
             return connection.isolation_level is not None if mode == -1 else not mode
         return not connection.autocommit
 
     def is_in_transaction(self, connection: Any) -> bool:
-        """Return whether a transaction is open; of `pg8000` that is not known, and False."""
+        """Return whether a transaction is open; always False with `pg8000`, which does not tell."""
         if self.is_sqlite:
             return bool(connection.in_transaction)
         return self.name == "psycopg" and bool(connection.info.transaction_status)
@@ -89,7 +89,7 @@ class Database:
             connection.isolation_level = None
 
     def commit_durably(self) -> None:
-        """Have commits of this connection return when they are on the disk, whatever others are set to."""
+        """Make commits of this connection return when they are on disk, whatever the server's default."""
         if self.driver.is_sqlite:
             self.rows("PRAGMA synchronous = FULL")
         else:

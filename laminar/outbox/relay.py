@@ -1,9 +1,9 @@
 """The relay of an outbox: a program that appends committed rows to a topic, each once, in its own order.
 
-Each claim of rows is sent under the numbers that are written down with it (`laminar.outbox.table`), by a
-producer with a name. So what a relay was doing when it was killed is done again under the same numbers, and
-the partitions recognise what they have. Any failure ends the session: the relay lets go of connection, lock
-and producer, and begins as after `kill -9`. There is no second way that would have to be right as well.
+Each claim of rows is sent under the numbers that are stored with it (`laminar.outbox.table`), by a named
+producer. So the work of a relay that was killed is repeated under the same numbers, and the partitions
+recognise what they have. Any failure ends the session: the relay releases connection, lock and producer, and
+begins again as after `kill -9`. So there is only one way of recovery to get right.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ _headers = msgspec.json.Decoder(dict[str, str])
 
 
 class BadRow(Error):
-    """A row can be no record of the topic: the message, ``table`` and ``row`` (its id) name it.
+    """A row cannot be a record of the topic: the message, ``table`` and ``row`` (its id) name it.
 
-    Rows before it are in the topic, and those that are to come after it wait. Mend or delete the row.
+    Rows before it are in the topic; rows after it wait. Correct or delete the row.
     """
 
     def __init__(self, table: str, row: int, why: str, *, field: str | None = None) -> None:
@@ -76,7 +76,7 @@ class _Record(NamedTuple):
 
 
 class Relay:
-    """Sends the rows of an outbox to `topic`, and deletes them. Any number may run: one of them works.
+    """A relay sends the rows of an outbox to `topic`, and deletes them. Of several relays only one works.
 
     `connect` opens a connection to the database: by `sqlite3`, `psycopg` or `pg8000`. `table` was made by
     `laminar.outbox.schema`. The producer is called `name` and some digits that belong to the table. Up to
@@ -117,7 +117,7 @@ class Relay:
         self._sent = 0
 
     def stop(self) -> None:
-        """Have `run` return when the rows that are being sent are done. From any thread."""
+        """Make `run` return when the rows that are being sent are done. From any thread."""
         self._stopped = True
 
     def run(self, *, until_empty: bool = False) -> int:

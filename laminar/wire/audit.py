@@ -1,4 +1,4 @@
-"""Records of the audit: what a node writes into the topic `_audit`, and what a reader of it decodes.
+"""Records of the audit: nodes write them into the topic `_audit`, and readers decode them.
 
 The value of each record of that topic is one `AuditRecord` as JSON.
 """
@@ -19,10 +19,10 @@ DATAGRAM = "UDP"
 
 
 class AuditRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that a principal did, or was refused; unknown members are ignored by a reader.
+    """A record of the audit; a reader ignores unknown members.
 
-    `call`: a call of a route that needs the role admin, with its outcome. `refused`: a 401 or 403. `missed`:
-    `count` records that a process could not write. Neither a query nor a header or body is in it.
+    Its kind is `call`, a call of a route that needs the role admin, with its outcome; `refused`, an answer
+    401 or 403; or `missed`, `count` records that a process could not write. It has no query, header or body.
     """
 
     kind: Kind

@@ -1,8 +1,8 @@
-"""Settings of a channel, and the token of a delivery: what clients, nodes and the log of a partition share.
+"""Settings of a channel, and the token of a delivery, which clients, nodes and the log of a partition share.
 
 A channel is a named queue of a topic: each record goes to one of its consumers, again until it is
-acknowledged or dead. Here are the settings with their defaults and limits, and the text by which a consumer
-names what it was given. Nothing here knows which node leads a partition, or what is out. The mechanism is in
+acknowledged or dead. Here are the settings with their defaults and limits, and the token, a text that names
+one delivery. Nothing here knows which node leads a partition, or which records are out. The mechanism is in
 `laminar.node.partition.state.channels`; `docs/channels.md` describes it.
 """
 
@@ -81,9 +81,9 @@ class Filter(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 
 
 class CursorStart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where a channel begins: in each partition where the topic's cursor of this name stands.
+    """The start of a channel at the positions of the topic's cursor of this name.
 
-    Where there is none, at the earliest record.
+    In a partition without a position it is the earliest record.
     """
 
     cursor: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9._-]{1,200}$")]
@@ -131,7 +131,7 @@ class ChannelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, o
         return min(self.retry_max_ms, self.retry_ms << min(attempt - 1, 40))
 
     def fixed(self) -> tuple[object, ...]:
-        """Return what never changes in the life of a channel."""
+        """Return the settings that never change after a channel's creation."""
         return (self.start, self.until, self.order)
 
 

@@ -159,7 +159,7 @@ class Answer:
 
 
 def partition_hash(topic: str, partition: int) -> int:
-    """Return what `router.partition_hash` does: that module is not for import in a user's program."""
+    """Return the hash of a partition, as `router.partition_hash` does, which no client imports."""
     return mmh3.hash(topic.encode() + b"\0" + struct.pack("<I", partition), 0, signed=False)
 
 

@@ -1,4 +1,4 @@
-"""Events of the trace: what a node writes into the topic `_trace`, and the W3C header `traceparent`.
+"""Events of the trace, which nodes write into the topic `_trace`, and the W3C header `traceparent`.
 
 The value of each record of that topic is one `TraceRecord` as JSON. Its key names the record that it is about
 (`event_key`), its trace id is that record's, and its header `key` has that record's key.
@@ -42,7 +42,7 @@ _TRACEPARENT: Final = re.compile(
 
 
 class TraceParent(NamedTuple):
-    """What a `traceparent` says: trace id, id of the span (8 bytes), and whether the trace is sampled."""
+    """The content of a `traceparent`: trace id, span id (8 bytes), and whether the trace is sampled."""
 
     trace_id: bytes
     parent_id: bytes
@@ -50,7 +50,7 @@ class TraceParent(NamedTuple):
 
 
 def parse_traceparent(text: str) -> TraceParent | None:
-    """Return what a `traceparent` says; None if it is none, which W3C has ignored."""
+    """Return the content of a `traceparent`; None if it is malformed, and so ignored, as W3C demands."""
     found = _TRACEPARENT.match(text)
     if found is None or (found[1] == "00" and found[5] is not None):
         return None
@@ -68,10 +68,10 @@ def delayed_key(group: bytes, number: int) -> str:
 
 
 class TraceRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """What happened to a record, and who did it; unknown members are ignored by a reader.
+    """An event of a record, and its client; a reader ignores unknown members.
 
-    `principal`, `address` and `node` are of the request that did it: who asked, from where, and which node
-    took it. Where the cluster did it by itself, the first two are empty and `node` is the leader's.
+    `principal`, `address` and `node` are those of the request: the client, its address, and the node that it
+    asked. If the cluster itself was the cause, the first two are empty and `node` is the leader's.
     """
 
     event: str

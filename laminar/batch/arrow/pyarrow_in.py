@@ -1,7 +1,7 @@
 """Batches from pyarrow's columns: the inverse of `pyarrow_out`, without a Python object for each record.
 
-A frame has Arrow's own layout, so values, keys and tags are copied into the frame once, as they are. Only
-headers, which are maps, are written record by record. All rows are taken: the caller chooses them before.
+A frame has Arrow's own layout, so values, keys and tags are copied into the frame once, unchanged. Only
+headers, which are maps, are written record by record. All rows are used: the caller selects them before.
 """
 
 from __future__ import annotations

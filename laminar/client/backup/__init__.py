@@ -1,4 +1,4 @@
 """Backups of topics: a topic is exported to a folder, and a topic is made again from one (docs/backup.md).
 
-It imports nothing here; import `export` or `restore` of this package.
+This module imports nothing; import `export` or `restore` of this package.
 """

@@ -1,6 +1,6 @@
-"""What of a backup is sent: its batches as an import appends them, and its large records.
+"""The parts of a backup that an import sends: its batches, and its large records.
 
-It is the same for each run of an import, so a run that goes on sends what the one before would have sent.
+They are the same in each run of an import, so a run that continues sends what the one before would have sent.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ EPOCH = 0
 
 @dataclass(slots=True, frozen=True)
 class Part:
-    """What takes the offsets from `first` to before `next`: a batch to be appended, or a large record.
+    """A part of an import, with the offsets from `first` to `next` (excluded): a batch, or a large record.
 
-    `plain_bytes` are those of the batch's columns, decompressed. `has_delivery_time`: it may not name the
-    offset that it must get. `value` is the file of a large record's value; then `frame` is its stub, as
-    readers of the new topic get it, without a place.
+    `plain_bytes` are the decompressed bytes of the batch's columns. A batch with `has_delivery_time` may not
+    name the offset that it must get. `value` is the file with a large record's value; `frame` is then the
+    record's stub in the new topic, without a place.
     """
 
     first: int
@@ -46,17 +46,17 @@ class Part:
 
     @property
     def body(self) -> memoryview:
-        """What readers of the new topic get after the header."""
+        """The bytes after the header, as readers of the new topic get them."""
         return memoryview(self.frame)[HEADER_SIZE:]
 
 
 def parts_of(
     path: Path, partition: PartitionBackup, *, producer_id: bytes, most_bytes: int, most_records: int
 ) -> Iterator[Part]:
-    """Yield all of a partition in order. A batch that is larger, decompressed, than permitted is divided.
+    """Yield all parts of a partition in order. A batch that is too large when decompressed is divided.
 
     Raises:
-        Error: (`damaged`) a file is not what was written.
+        Error: (`damaged`) a file has other content than was written.
     """
     values = {each.offset: each for each in partition.values}
     sequence = 0
@@ -111,7 +111,7 @@ def _rows(batch: Batch, first: int, past: int) -> bytearray:
 
 
 def bare_stub(stub: Buffer) -> bytearray:
-    """Return a large record's batch without its value, length and checksum, as an upload gives it."""
+    """Return a large record's batch without value, length and checksum, in the form that an upload takes."""
     batch = Batch(stub, verified=True)
     return build([b""], **_cells(batch))
 
@@ -145,7 +145,7 @@ def check(path: Path, manifest: Manifest) -> None:
     """Read all of a backup, and compare it with its manifest and with itself.
 
     Raises:
-        Error: (`damaged`) a file is missing, is not what was written, or lacks records.
+        Error: (`damaged`) a file is missing, has other content than was written, or lacks records.
     """
     for partition in manifest.partitions:
         for each in partition.files:

@@ -1,8 +1,8 @@
-"""The export of a topic to a folder: what partitions have, batch by batch as it is stored, then a manifest.
+"""The export of a topic to a folder: the batches of each partition as they are stored, then a manifest.
 
-An export goes on where the folder ends, be it that of an export that was killed or of last week: that is the
-incremental backup. What is in the folder already is known again in the topic by its last batch. So a log that
-lost that batch, or a topic that was made again, is found before anything is written.
+An export continues where the folder ends, whether an earlier export was killed or completed last week: that
+is the incremental backup. It compares the folder's last batch with the topic. So a log that lost that batch,
+or a topic that was created again, is found before anything is written.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ OPENED_RETRY_S = 0.2
 
 @dataclass(slots=True)
 class Exported:
-    """What an export has done so far: new records, and the bytes that it has written for them."""
+    """The progress of an export: new records, and the bytes written for them."""
 
     records: int = 0
     bytes: int = 0
@@ -89,12 +89,12 @@ async def export_topic(
     file_bytes: int | None = None,
     progress: Callable[[Exported], None] = lambda done: None,
 ) -> tuple[Manifest, Exported]:
-    """Bring the backup in the folder `path` up to what the topic has now; return its manifest.
+    """Add to the backup in the folder `path` what the topic has now; return its manifest.
 
     Raises:
-        Error: (`gap`) retention has removed records that the backup lacks; (`diverged`) the topic is not the
-            one that the backup was taken from any more; (`damaged`) records that cannot be read, or files
-            that are not what was written. Then the manifest is as before. Else as `Session.call`.
+        Error: (`gap`) retention has removed records that the backup lacks; (`diverged`) the topic is no
+            longer the one that the backup was taken from; (`damaged`) records cannot be read, or files have
+            other content than was written. The manifest is then unchanged. Else as `Session.call`.
         OSError: the folder cannot be written.
     """
     check_form(form)

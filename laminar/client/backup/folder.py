@@ -1,7 +1,7 @@
-"""The folder of a backup on a disk: files that are whole under their name, or not there.
+"""The folder of a backup on a disk: under its name a file is either complete or missing.
 
 A file is written under another name, synced, and renamed, and its folder is synced: after a crash at any
-point the names that are there are those of whole files. One export at a time holds the folder.
+point all files under their names are complete. One export at a time holds the folder.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class BackupFolder:
                 )
 
     def manifest(self) -> Manifest | None:
-        """Return the manifest of the backup so far; None before the first is whole. Raises `Error`."""
+        """Return the manifest of the backup so far; None before the first is written. Raises `Error`."""
         return read_manifest(self.path) if os.path.lexists(self.path / MANIFEST) else None
 
     def put_manifest(self, manifest: Manifest) -> None:
@@ -97,7 +97,7 @@ class BackupFolder:
         os.fsync(self._held)
 
     def writer(self, name: str) -> Writer:
-        """Begin a file, which has its name only when it is finished."""
+        """Begin a file, which gets its name only when it is finished."""
         place = self.path / name
         if not place.parent.is_dir():
             place.parent.mkdir()
@@ -219,10 +219,10 @@ def digest_of(path: Path, name: str) -> tuple[int, str]:
 
 
 def check_file(path: Path, file: BatchFile | ValueFile) -> None:
-    """Compare a file with what the manifest says of it.
+    """Compare a file with its size and digest in the manifest.
 
     Raises:
-        Error: (`damaged`) it is missing, or other bytes than were written.
+        Error: (`damaged`) it is missing, or has other bytes than were written.
     """
     try:
         size, digest = digest_of(path, file.name)

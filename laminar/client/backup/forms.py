@@ -1,7 +1,7 @@
-"""The forms of an export's files: how the batches of a partition become their bytes.
+"""The forms of an export's files: how batches become bytes.
 
-`batch` keeps them as stored, to be imported. The others are for other programs: JSON lines, CSV, and Parquet,
-which needs the extra `arrow`.
+`batch` keeps batches as they are stored, so that they can be imported. The others are for other programs:
+JSON lines, CSV, and Parquet, which needs the extra `arrow`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _ARROW_COLUMNS: Final = ("offset", "timestamp", "key", "value", "tag", "headers"
 
 
 class Sink:
-    """A file of records that is written: `write` its parts, then `finish` or `discard`."""
+    """A file of records that is being written: `write` its parts, then `finish` or `discard`."""
 
     least_bytes = 0
     """How many bytes of parts are gathered before they are written."""
@@ -45,7 +45,7 @@ class Sink:
 
     @property
     def bytes(self) -> int:
-        """How long the file is so far."""
+        """The bytes in the file so far."""
         return self._writer.bytes
 
     def write(self, parts: Sequence[Buffer]) -> None:
@@ -113,7 +113,7 @@ class _Out:
 
 
 def check_form(form: Form) -> None:
-    """Raise `ConfigError` if files of this form need a library that is not there."""
+    """Raise `ConfigError` if files of this form need a library that is not installed."""
     if form != "parquet":
         return
     try:
@@ -129,14 +129,14 @@ def check_form(form: Form) -> None:
 
 
 def open_sink(form: Form, writer: Writer) -> Sink:
-    """Return what writes a file of this form."""
+    """Return a sink that writes a file of this form."""
     if form == "parquet":
         return _ParquetSink(writer)
     return Sink(writer, _csv_rows([_CSV_COLUMNS]) if form == "csv" else b"")
 
 
 def encode(form: Form, batch: Batch) -> Buffer:
-    """Return a batch as files of this form have it, or as their sink takes it.
+    """Return the bytes of a batch in this form, as its sink takes them.
 
     Raises:
         BatchError: its producer wrote it so that it cannot be read.

@@ -1,7 +1,7 @@
-"""The changes of a topic's route in a backup, and how an import makes them again.
+"""The changes of a topic's route in a backup, and their repetition by an import.
 
-A change ends its inputs at the offsets that they have, so an import fills them, and then splits or merges as
-was done before: the outputs get the same numbers and key ranges, and begin at 0, as they did.
+An import fills the inputs of a change, and then splits or merges them as the original topic did: the outputs
+get the same numbers and key ranges, and begin at offset 0.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from laminar.client.policy.lineage import Lineage
 
 @dataclass(slots=True, frozen=True)
 class Change:
-    """A change that makes the route of this version: inputs end, and are cut at these logical partitions."""
+    """A change that made the route of this version: its inputs, and the logical partitions of its cuts."""
 
     version: int
     inputs: list[int]

@@ -1,7 +1,7 @@
-"""The manifest of a backup: what a folder holds, and which names and numbers of it are believed.
+"""The manifest of a backup: the list of its files and records, and the checks of it.
 
-A manifest comes from a disk that others may have written to, so every name in it is one of ours, and every
-range of offsets follows the one before, or the whole is refused.
+Others may have written to the disk that it comes from. So a manifest is refused unless every name in it has
+the form of our names, and every range of offsets follows the one before.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}\Z", re.ASCII)
 
 
 class LastBatch(msgspec.Struct, frozen=True):
-    """The last batch of a partition in a backup, by which it is known again in the topic."""
+    """The last batch of a partition in a backup, by which an export recognises the topic."""
 
     base_offset: int
     index: int
@@ -75,7 +75,7 @@ class PartitionBackup(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """All of a backup. `routes` is what `GET /v1/topics/{topic}/routes` answered, `cursors` by name.
+    """The manifest. `routes` is the answer of `GET /v1/topics/{topic}/routes`; `cursors` are by name.
 
     `channels` are the names of the topic's channels, `delayed` is how many records were pending: neither is
     in the backup.
@@ -95,7 +95,7 @@ class Manifest(msgspec.Struct, frozen=True):
 
     @property
     def records(self) -> int:
-        """How many records it has."""
+        """The number of records."""
         return sum(each.end_offset - each.start_offset for each in self.partitions)
 
     @property
@@ -114,7 +114,7 @@ def decode(data: bytes, *, where: str) -> Manifest:
     """Return the manifest in `data`, checked; `where` names it in errors.
 
     Raises:
-        Error: (`damaged`) it is no manifest, or a name or a range in it cannot be right; (`unsupported`) it
+        Error: (`damaged`) it is no manifest, or a name or a range in it is wrong; (`unsupported`) it
             has a newer format.
     """
     try:
@@ -201,7 +201,7 @@ def _check_file(file: BatchFile | ValueFile, where: str, place: str) -> None:
 
 
 def wrong(where: str, field: str, value: object, limit: object) -> Error:
-    """Return the error of a backup that is not what an export wrote."""
+    """Return the error of a backup that differs from what an export writes."""
     return Error(
         f"{where} is damaged, or was changed: {field} is {value!r}, not {limit!r}",
         code="damaged",

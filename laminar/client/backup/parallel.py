@@ -1,4 +1,4 @@
-"""Work on several partitions at a time, of which the first error ends all."""
+"""Work on several partitions at a time; the first error ends all."""
 
 from __future__ import annotations
 

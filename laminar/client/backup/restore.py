@@ -1,8 +1,8 @@
 """The import of a backup: a topic is made, filled, compared with the backup, and only then opened.
 
-While it is filled only requests with the import's id may use it. The id follows from the manifest, and each
-batch has a sequence number and names the offset that it must get. So an import that was killed is run again,
-and goes on at the end that it has reached; a request of the one before that is still under way adds nothing.
+While it is filled, only requests with the import's id may use it. The id follows from the manifest, and each
+batch has a sequence number and names the offset that it must get. So an import that was killed can be run
+again and continues where it ended; a late request of the killed run appends nothing.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ SET_LAST = (
 
 @dataclass(slots=True)
 class Imported:
-    """What an import has done so far: records that it sent, and records that it has compared."""
+    """The progress of an import: records sent, and records compared."""
 
     records: int = 0
     compared: int = 0
@@ -58,8 +58,8 @@ def plan_import(path: Path, topic: str | None) -> tuple[Manifest, str, str]:
     """Check a whole backup; return its manifest, the topic that it becomes, and the import's id.
 
     Raises:
-        Error: (`damaged`) the backup is not what an export wrote; (`unsupported`) it has text, not batches,
-            or not all changes of its topic's route are known.
+        Error: (`damaged`) the backup differs from what an export wrote; (`unsupported`) its form is not
+            `batch`, or not all changes of its topic's route are known.
     """
     data = manifest_bytes(path)
     where = str(path / MANIFEST)
@@ -81,7 +81,7 @@ def plan_import(path: Path, topic: str | None) -> tuple[Manifest, str, str]:
 
 
 async def exists(session: Session, topic: str) -> dict[str, Any] | None:
-    """Return what a topic is; None if there is none. Raises as `Session.call`."""
+    """Return a topic's description; None if there is no such topic. Raises as `Session.call`."""
     try:
         found: dict[str, Any] = await session.get_json(topic_path(topic))
     except NotFound:
@@ -99,9 +99,9 @@ async def import_topic(
     replicas: int | None = None,
     progress: Callable[[Imported], None] = lambda done: None,
 ) -> Imported:
-    """Make `topic` from the backup in the folder `path`, whose plan is given; go on where one was killed.
+    """Make `topic` from the backup in the folder `path` by its plan; continue an import that was killed.
 
-    All requests of the session are the import's from now on.
+    All requests of the session carry the import's id from now on.
 
     Raises:
         AlreadyExists: there is a topic of that name, which is not being imported, or from another backup.

@@ -1,7 +1,8 @@
-"""What consumers say of their jobs, collected: that of 5 ms goes in one request to each leader.
+"""The outcomes of jobs, collected: those of 5 ms are sent in one request to each leader.
 
-The first goes at the end of the loop's turn, if no request is under way: an acknowledgement alone waits for
-nothing. A request whose outcome is unknown is sent again; an acknowledgement that counts twice counts once.
+The first is sent at the end of the loop's turn if no request is under way, so a single acknowledgement does
+not wait. A request whose outcome is unknown is sent again, because a repeated acknowledgement changes
+nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ COLLECT_S = 0.005
 
 
 class Said(NamedTuple):
-    """What a consumer says of one record; `verb` is the name of a list of the request."""
+    """The outcome of one job; `verb` is the name of its list in the request (ack, nack, ...)."""
 
     verb: str
     partition: int
@@ -53,7 +54,7 @@ class Acks:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def say(self, said: Said) -> None:
-        """Return when what is said is committed. Raises `Late`, or an `Error` if no answer comes."""
+        """Send an outcome; return when it is committed. Raises `Late`, or an `Error` if no answer comes."""
         if said.place in self._collected:
             self._send()  # an answer names records, not what was said of them: one thing each
         future: asyncio.Future[None] = self.loop.create_future()
@@ -67,7 +68,7 @@ class Acks:
         await future
 
     async def settle(self, said: Sequence[dict[str, Any] | str], verb: str) -> tuple[int, list[str]]:
-        """Say the same of all tokens at once; return how many are so, and those that are late."""
+        """Send one outcome for all tokens; return how many were changed, and the tokens that are late."""
         done, late = 0, []
         for start in range(0, len(said), MAX_NAMED):
             answer = await self._post({verb: said[start : start + MAX_NAMED]}, None)

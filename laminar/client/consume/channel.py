@@ -1,4 +1,4 @@
-"""A channel as its consumers see it: jobs are received, worked, and looked at when they are dead.
+"""A channel as its consumers see it: they receive jobs, report their outcome, and look at dead ones.
 
 ``channel = await topic.channel("billing")``. Any number of consumers may use a channel at the same time; each
 job goes to one of them. `docs/channels.md` has the rules.
@@ -58,7 +58,7 @@ class Channel(Generic[T]):
     ) -> list[Job[T]]:
         """Return up to `max_jobs` jobs as soon as there is one; [] after `wait` seconds without one.
 
-        Each is this consumer's for `timeout` seconds, or as the channel was set when this program opened it.
+        Only this consumer has them, for `timeout` seconds (the channel's setting at its opening if left out).
         """
         return await self.source.batch(max_jobs, wait_s=wait, timeout_s=timeout)
 
@@ -112,7 +112,7 @@ class Channel(Generic[T]):
         reason: str = "",
         timeout: float | None = None,
     ) -> Settled:
-        """Say by tokens what became of jobs that any program received; late ones raise nothing.
+        """Report the outcome of jobs by tokens, which any program may have received; late ones do not raise.
 
         `delay` in seconds and `reason` are for `nack`, `timeout` in seconds for `extend`; see `Job`.
         """
@@ -138,7 +138,7 @@ class Channel(Generic[T]):
     # -- for people ----------------------------------------------------------------------------
 
     async def describe(self) -> ChannelInfo:
-        """Return the channel's settings, and where it stands. Raises `NotFound` if it was deleted."""
+        """Return the channel's settings and progress. Raises `NotFound` if it was deleted."""
         return ChannelInfo.from_answer(await self._session.get_json(self._path))
 
     async def seek(
@@ -146,9 +146,9 @@ class Channel(Generic[T]):
     ) -> dict[int, int]:
         """Move the channel: records from there on are given out again; return the offsets by partition.
 
-        `to` is ``"earliest"``, ``"latest"``, ``"-1h"``, a time, or offsets by partition. What is out or waits
-        before the place comes again too; with `drop` it ends. ``seek("latest", drop=True)`` empties the
-        channel, but for the dead.
+        `to` is ``"earliest"``, ``"latest"``, ``"-1h"``, a time, or offsets by partition. Records before that
+        position that are out or wait for another attempt are still given out again; with `drop` they are
+        dropped. ``seek("latest", drop=True)`` empties the channel, but for the dead.
         """
         place: dict[str, Any]
         if isinstance(to, Mapping):
@@ -169,8 +169,8 @@ class Channel(Generic[T]):
     ) -> list[AsideInfo]:
         """Return the records that wait to be tried again, up to `limit`, by partition and offset.
 
-        Only those with this key, this tag, and this text in their reason, if given. To look for a key or a
-        tag reads the records, all that wait if need be.
+        Only those with this key, this tag, and this text in their reason, if given. A search for a key or a
+        tag reads the records themselves, if need be all that wait.
         """
         return await self._listed("aside", limit, {"key": key, "tag": tag, "reason": reason})
 
@@ -182,7 +182,7 @@ class Channel(Generic[T]):
         reason: str | None = None,
         limit: int | None = None,
     ) -> list[AsideInfo]:
-        """Return the dead records, up to `limit`, by partition and offset; looked for as in `aside`."""
+        """Return the dead records, up to `limit`, by partition and offset; conditions as for `aside`."""
         return await self._listed("dead", limit, {"key": key, "tag": tag, "reason": reason})
 
     async def _listed(
@@ -207,7 +207,7 @@ class Channel(Generic[T]):
         return await self._change_dead("replay", dead)
 
     async def drop(self, dead: Dead) -> int:
-        """End dead records: they are listed no more; return how many were dead. `dead` as for `replay`."""
+        """Drop dead records, which are no longer listed then; return their number. `dead` as for `replay`."""
         return await self._change_dead("drop", dead)
 
     async def _change_dead(self, what: str, dead: Dead) -> int:

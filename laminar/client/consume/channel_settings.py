@@ -1,4 +1,4 @@
-"""The channels of a topic as those who run them see them: created, described, changed, deleted."""
+"""The administration of a topic's channels: create, describe, change, delete."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ async def set_channel(
 
 
 async def delete_channel(session: Session, topic: str, name: str) -> None:
-    """Delete a channel, and what it knows of each record; do nothing if there is none."""
+    """Delete a channel and its state of each record; do nothing if there is none."""
     await session.call("DELETE", channel_path(topic, name), accept=(404,))
 
 

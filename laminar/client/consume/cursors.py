@@ -38,8 +38,8 @@ async def cursors_of(session: Session, topic: str) -> list[CursorInfo]:
 async def rewind_cursor(session: Session, topic: str, name: str, to: str | Mapping[int, int]) -> CursorInfo:
     """Set a cursor in all partitions, also where members of its group own it; return its description.
 
-    `to` is a place as a request has it (``"earliest"``, ``"latest"``, a time), or offsets by partition: then
-    the cursor stays as it is in all others.
+    `to` is a position as a request has it (``"earliest"``, ``"latest"``, a time), or offsets by partition:
+    then the cursor stays as it is in all others.
     """
     place = to if isinstance(to, str) else {str(number): offset for number, offset in to.items()}
     answer = await session.call(

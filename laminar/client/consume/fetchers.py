@@ -212,7 +212,7 @@ class Fetchers(Generic[T]):
         self._changed.set()
 
     def look_again(self) -> None:
-        """Have `take` compare again whether there is anything to wait for."""
+        """Make `take` check again whether there is anything to wait for."""
         self._changed.set()
 
     async def take(self) -> ReadBatch[T] | None:

@@ -1,7 +1,7 @@
 """The requests of one channel's consumers: long polls for jobs, until the source is closed.
 
-An outage ends no loop: while no node can answer it is asked again, after a pause. An answer that is lost
-costs its jobs one time-out, no more.
+An outage ends no loop: while no node can answer, the source asks again after a pause. If an answer is lost,
+its jobs are given out again after their time-out.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ LONGEST_PAUSE_MS = 2_000
 
 
 class JobSource(Generic[T]):
-    """Where jobs of the channel `channel_id` come from. `timeout_s` is its time for a job."""
+    """The source of the jobs of the channel `channel_id`. `timeout_s` is the channel's time for a job."""
 
     def __init__(
         self,
@@ -125,12 +125,12 @@ class JobSource(Generic[T]):
         )
 
     async def still_held(self, jobs: Sequence[Job[T]]) -> list[Job[T]]:
-        """Extend jobs that were not begun; return those that are still this consumer's."""
+        """Extend jobs that were not begun; return those that this consumer still has."""
         said = await asyncio.gather(*(job.extend() for job in jobs), return_exceptions=True)
         return [job for job, failure in zip(jobs, said, strict=True) if failure is None]
 
     async def give_back(self, jobs: Sequence[Job[Any]]) -> None:
-        """Release jobs that were not done; what fails comes again when its time is over."""
+        """Release jobs that were not done; one whose release fails is given out again after its time-out."""
         if jobs and not self.session.closed:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(RELEASE_S):

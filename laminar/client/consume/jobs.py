@@ -1,7 +1,7 @@
-"""A record that a channel has given to this consumer, and how an answer with such records is read.
+"""Jobs (records that a channel has given to this consumer), and the decoding of answers that contain them.
 
-A job is a view of a row of a received batch, as `Record` is. What its consumer says of it goes to the
-collector of acknowledgements (`laminar.client.consume.acks`).
+A job is a view of a row of a received batch, as `Record` is. Its outcome is sent by the collector of
+acknowledgements (`laminar.client.consume.acks`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _decoder = msgspec.msgpack.Decoder(tuple[list[_Part], Any])
 
 
 class Delivery(NamedTuple):
-    """What jobs of one run share: their channel, the number of their delivery and attempt, their time."""
+    """The common part of the jobs of one run: channel, numbers of delivery and attempt, time for the jobs."""
 
     channel_id: int
     number: int
@@ -44,9 +44,9 @@ class Delivery(NamedTuple):
 class Job(Record[T_co]):
     """A record that was given to this consumer alone, until its time is over.
 
-    Say what became of it before that, by `ack`, `nack` or `release`; `extend` gives it more time. Each
-    raises `Late` when the delivery is over: another consumer has the job, or will get it, and nothing was
-    changed now.
+    Report its outcome before that, by `ack`, `nack` or `release`; `extend` gives it more time. Each raises
+    `Late` when the delivery has expired: another consumer has the job, or will get it, and nothing was
+    changed.
     """
 
     __slots__ = ("_delivery", "_until_s")
@@ -76,7 +76,7 @@ class Job(Record[T_co]):
 
     @property
     def channel_id(self) -> int:
-        """The number of the channel that gave the job; one that is created again has another."""
+        """The number of the channel that gave the job; a channel that is created again gets a new number."""
         return self._delivery.channel_id
 
     @property
@@ -90,7 +90,7 @@ class Job(Record[T_co]):
 
     @property
     def floor(self) -> int:
-        """Offset in this partition before which the channel has done everything, when the job was given."""
+        """Offset in this partition before which all records were acknowledged when the job was given."""
         return self._delivery.floor
 
     @property
@@ -105,34 +105,34 @@ class Job(Record[T_co]):
         return Value(acks.session, self.topic, self.partition, self.offset, timeout_s=timeout)
 
     async def ack(self) -> None:
-        """Say that the job is done; return when that is committed: it does not come again.
+        """Acknowledge the job; return when that is committed. The job is not given out again.
 
         Acknowledgements of 5 ms go in one request. If its answer is lost it is sent again.
 
         Raises:
             Late: the job's time was over.
-            OutcomeUnknown: no answer came in time; the job may come again.
+            OutcomeUnknown: no answer came in time; the job may be given out again.
         """
         await self._say("ack")
 
     async def nack(self, *, delay: float | None = None, reason: str = "") -> None:
-        """Say that the attempt failed: the job comes again after `delay` seconds, or as the channel is set.
+        """Report a failed attempt: the job is given out again after `delay` s, or as the channel is set.
 
-        Of `reason` 200 characters are kept, for those who look at the dead. Raises `Late` also if an earlier
+        Of `reason` 200 characters are kept, to be shown with dead records. Raises `Late` also if an earlier
         request, whose answer was lost, has said the same.
         """
         delay_ms = None if delay is None else round(delay * 1000)
         await self._say("nack", delay_ms=delay_ms, reason=reason_of(reason))
 
     async def release(self) -> None:
-        """Give the job back: it comes again at once, and the attempt does not count.
+        """Return the job unprocessed: it is given out again at once, and the attempt does not count.
 
         Raises `Late` as `nack` does.
         """
         await self._say("release")
 
     async def extend(self, timeout: float | None = None) -> None:
-        """Have the job for `timeout` seconds more, counted from now; as at first if left out.
+        """Keep the job for `timeout` seconds from now; for its original time if left out.
 
         Raises:
             Late: the job's time was over.
@@ -149,7 +149,7 @@ class Job(Record[T_co]):
 
 
 def reason_of(text: str) -> str:
-    """Return a reason as a request may have it: what is no text in UTF-8 is replaced."""
+    """Return a reason in the form that a request may have: characters that are no UTF-8 are replaced."""
     return text[:MAX_REASON].encode("utf-8", "replace").decode()
 
 

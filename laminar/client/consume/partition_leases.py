@@ -1,4 +1,4 @@
-"""Leases: partitions of a group's cursor that one member owns. It claims, moves and releases them here.
+"""Leases: the partitions of a group's cursor that one member owns. Claim, commit, release.
 
 The log of each partition records who owns it. Each step is a change of the cursor that names the owner and
 the position that it expects, so the partition refuses a step that arrives late, twice or from a former owner.
@@ -41,11 +41,11 @@ def is_gone(error: Error) -> bool:
 class Lease:
     """A partition that this member owns, and how far it was read.
 
-    Positions, each the offset after the last such record: `committed` to the cursor; `seen`, which the loop's
-    body of the program was given; `handed`, in batches that left the queue of fetched ones; `given`, the same
-    of batches that had records. What retention took, or a filter left out, counts as seen. So when `given` is
-    committed, all that was seen may be: the program has nothing in hand. `valid` is
-    false once the partition is released or another member owns it.
+    Positions, each the offset after the last such record: `committed` to the cursor; `seen` by the body of
+    the program's loop; `handed` out in batches; `given`, the same for batches that had records. Records that
+    retention removed, or that a filter left out, count as seen. So when `given` is committed, all that was
+    seen may be committed: the program is working on no record. `valid` is false once the partition is
+    released or another member owns it.
     """
 
     def __init__(self, partition: int, owner: str, position: int) -> None:
@@ -77,11 +77,11 @@ class Leases:
 
     @property
     def look_s(self) -> float:
-        """Return how long the last `places` took, in seconds: it asks the leader of each partition."""
+        """Return the seconds that the last `places` took; it asks the leader of each partition."""
         return self._looking.took_s
 
     async def places(self) -> Places:
-        """Return where the cursor is and who owns it; a partition without a position has no place."""
+        """Return the cursor's position and owner in each partition that has a position."""
         timeout_s, began_s = self._looking.seconds, time.monotonic()
         try:
             answer = await self._session.call(

@@ -1,4 +1,4 @@
-"""A member of a consumer group, on an event loop: what it reads, and how partitions change hands.
+"""A member of a consumer group, on an event loop: what it reads, and how partitions change owners.
 
 Two tasks run beside the reader. One renews this member's session at the group's leader every second, and
 receives the list of live members. The other claims and releases partitions as `policy.assignment` says. When

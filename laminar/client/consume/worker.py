@@ -1,8 +1,8 @@
-"""A worker of a channel: it gives jobs to a handler, and says of each what became of it.
+"""A worker of a channel: it passes jobs to a handler, and reports the outcome of each.
 
-It takes as many jobs as its handlers are free, so no other consumer waits for what lies here; and where
-handlers are quick, as many more as they end during one request, so that none of them waits for the network.
-A job whose handler runs longer than half of its time is extended.
+It takes as many jobs as it has free handlers, so that no other consumer waits for jobs that lie here. If
+handlers are quick, it takes in addition as many as they finish during one request, so that no handler waits
+for the network. A job whose handler runs longer than half of its time is extended.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Worker(Generic[T]):
         self._is_ending = False
 
     def stop(self) -> None:
-        """Take no more jobs, and end once those that are here are done."""
+        """Take no more jobs, and end once the jobs taken are done."""
         self._loop.call_soon_threadsafe(self._stopping.set)
 
     async def run(self) -> None:

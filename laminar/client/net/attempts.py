@@ -84,7 +84,7 @@ class Caller(Protocol):
     authorization: Authorization
 
     def may_ask(self, url: str) -> bool:
-        """Return whether the node at `url` may be asked; if not, have other nodes pass requests on to it."""
+        """Return whether the node at `url` may be asked; if not, other nodes are asked to forward to it."""
         ...
 
     def knows_another_node(self, urls: Collection[str]) -> bool:

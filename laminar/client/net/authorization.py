@@ -1,4 +1,4 @@
-"""The token that proves who a client is: where it comes from, and which nodes get it.
+"""The token of a client: its source, and the nodes to which it is sent.
 
 A token file is read again when it changes, so a program gets a new token without a restart: make the second
 token, write it into the file, then revoke the first.
@@ -50,13 +50,13 @@ class Authorization:
                     raise
 
     def header(self, url: str) -> str | None:
-        """Return the value of the header ``Authorization`` for a request to `url`; None: it has none."""
+        """Return the value of the header ``Authorization`` for a request to `url`; None if it has none."""
         if self._token is None or not self.may_ask(url):
             return None
         return f"Bearer {self._token}"
 
     def may_ask(self, url: str) -> bool:
-        """Return whether `url` is of any use: a node that may not have the token would refuse."""
+        """Return whether `url` may be asked: a node that may not get the token would refuse the request."""
         if self._token is None:
             return True
         found = self._may_hear.get(url)
@@ -65,15 +65,15 @@ class Authorization:
         return found
 
     def look(self) -> int:
-        """Look at the token file, if the last time was `LOOK_MS` ago; return `version`."""
+        """Check the token file for changes, at most each `LOOK_MS`; return `version`."""
         if self._endpoints.token_file is not None and self._now_ms() >= self._look_at_ms:
             self._read_again()
         return self.version
 
     def may_pass(self, url: str, version: int) -> bool:
-        """Return whether a request with the token of `version`, which `url` refused, is to be sent again.
+        """Return whether a request that `url` refused, with the token of `version`, should be sent again.
 
-        The file is looked at now. A token that has not changed is sent again while it is new.
+        It should if the file has a new token now. An unchanged token is sent again only while it is new.
         """
         if self._token is None and self._endpoints.certificate is not None:
             return self._now_ms() < self._new_at_ms + SETTLE_MS  # as with a token: a node may not know it yet
@@ -99,7 +99,7 @@ class Authorization:
             self.version += 1
 
     def explain(self, url: str, error: Error) -> Error:
-        """Return `error`, the answer of `url`; where it says that there is no token, say why."""
+        """Return `error`, the answer of `url`; if no token was sent, with the reason."""
         if error.status == 401 and not self.may_ask(url):
             error.message = f"the token is not sent to {url}, as no URL that was given has this host"
             error.args = (error.message,)

@@ -32,9 +32,9 @@ DEFAULT_URL = "http://127.0.0.1:7070"
 class Endpoints:
     """The URLs of the nodes to begin with, and the client's token, which is left out of the repr.
 
-    `origin` says where the URLs were found. With a `token_file`, `token` holds while that cannot be read.
-    `ca` is the path of a PEM file, or its text: TLS certificates must be of this CA; None: of one that the
-    system trusts. `certificate` and `key` are paths of PEM files that the client shows to nodes.
+    `origin` says where the URLs were found. With a `token_file`, `token` is used while the file cannot be
+    read. `ca` is the path of a PEM file, or its text: TLS certificates must be of this CA; None: of one that
+    the system trusts. `certificate` and `key` are paths of PEM files that the client shows to nodes.
     """
 
     urls: tuple[str, ...]
@@ -124,7 +124,7 @@ def resolve(
     key: str | os.PathLike[str] | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> Endpoints:
-    """Return where to connect: argument, ``LAMINAR_URL``, current context, or localhost.
+    """Return the endpoints: of the argument, of ``LAMINAR_URL``, of the current context, or localhost.
 
     Several URLs in one string are separated by commas. If `url` is given, the nodes get the `token` that is
     given with it, or that of the `token_file`. They get ``LAMINAR_TOKEN`` or that of ``LAMINAR_TOKEN_FILE``
@@ -133,8 +133,8 @@ def resolve(
     ``LAMINAR_CERTIFICATE`` and ``LAMINAR_KEY``: a server learns no secret by the certificate.
 
     Raises:
-        ConfigError: a text is not the URL of a node, or none is given; or a token is none; or a key is given
-            without its certificate.
+        ConfigError: a text is not the URL of a node, or no URL is given; or a token is malformed; or a key is
+            given without its certificate.
     """
     given = os.environ if environment is None else environment
     if token is not None and token_file is not None:

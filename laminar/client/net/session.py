@@ -166,7 +166,7 @@ class Session:
         return self.authorization.look(), self._passed_on
 
     def may_ask(self, url: str) -> bool:
-        """Return whether the node at `url` may be asked; if not, have other nodes pass requests on to it.
+        """Return whether the node at `url` may be asked; if not, other nodes are asked to forward to it.
 
         It may not be asked if it may not have the client's token.
         """

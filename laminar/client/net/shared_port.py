@@ -1,4 +1,4 @@
-"""Places of shards behind the shared ports of their nodes, for a client that can reach no other port.
+"""The shards behind the shared ports of nodes, for a client that can reach no other port.
 
 Nodes report the URLs of their shards' own ports. `SharedPorts` looks such a URL up in the answer of
 `/v1/cluster`, and finds the node's shared port and the number of the shard. The pool then connects to the

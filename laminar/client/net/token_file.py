@@ -1,4 +1,4 @@
-"""Reading a token, and what can be one."""
+"""Read a token from its file, and check its form."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FileIdentity: TypeAlias = tuple[int, int, int]
 
 
 def identity_of(file: str) -> FileIdentity:
-    """Return the file's identity. Raises OSError if it is not there."""
+    """Return the file's identity. Raises OSError if it is missing."""
     found = os.stat(file)
     return found.st_ino, found.st_mtime_ns, found.st_size
 

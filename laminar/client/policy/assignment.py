@@ -57,7 +57,7 @@ class Place:
 
     @property
     def rewound(self) -> bool:
-        """Whether a rewind holds it: no member touches it until that lets it go."""
+        """Whether a rewind owns the partition: no member may read or commit it until the rewind has ended."""
         return self.owner.startswith(REWIND)
 
 
@@ -121,7 +121,7 @@ def moves(
     places: Mapping[int, Place],
     members: Members,
 ) -> Assignment:
-    """Return the next steps by which the member `me` comes from owning `held` to owning `wants`.
+    """Return the next steps of the member `me`, which owns `held` and is assigned `wants`.
 
     While the list of members is forming, no member counts as dead and no partition is released: members keep
     what they own.

@@ -1,4 +1,4 @@
-"""How the records of partitions that ended go to those that follow them, as pure objects.
+"""The move of records from partitions that have ended to their successors, as pure objects.
 
 A *lane* is the batches that a producer numbers for one partition. When a change of the topic's route ends
 partitions, their lanes end (docs/routes.md, rule `resolve`):
@@ -77,7 +77,7 @@ def overlaps(before: Route, after: Route) -> list[tuple[list[int], list[int]]]:
 
 
 class Cutter:
-    """Makes batches for several queues of the records of others. `batches` has them by queue."""
+    """A builder of batches for several queues from records of other queues. `batches` has them by queue."""
 
     def __init__(self, *, batch_bytes: int, max_records: int) -> None:
         self.batches: dict[PartitionQueue, list[Pending]] = {}

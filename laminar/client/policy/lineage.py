@@ -1,4 +1,4 @@
-"""Which partitions of a topic followed which, from the answer of ``GET /v1/topics/{t}/routes``.
+"""The lineage of a topic's partitions: which replaced which. From ``GET /v1/topics/{t}/routes``.
 
 A *change* of a topic's route ends its *inputs*, and its *outputs* follow over the same keys. The *ancestors*
 of a partition are its inputs, and theirs. Only changes that are done are listed here.
@@ -17,7 +17,7 @@ from laminar.wire.key_route import Route
 class Input:
     """A partition that a change ended: its logical partitions, and its final end offset.
 
-    A `reclaimed` one has no records any more, and is not there.
+    A `reclaimed` one was deleted with its records.
     """
 
     partition: int
@@ -52,7 +52,7 @@ class Lineage:
 
     @classmethod
     def from_answer(cls, answer: Mapping[str, Any]) -> Lineage:
-        """Return what an answer says; one of an older program lists no changes.
+        """Return the lineage in an answer; an answer of an older program lists no changes.
 
         Raises:
             ValueError: it is no route that this program can read.
@@ -62,7 +62,7 @@ class Lineage:
 
     @property
     def partitions(self) -> dict[int, range]:
-        """The logical partitions of each partition that is there, also of those that have ended."""
+        """The logical partitions of each partition that exists, ended ones included."""
         found = {
             each.partition: each.held
             for change in self.changes
@@ -72,7 +72,7 @@ class Lineage:
         return found | self.route.ranges()
 
     def origin(self, partition: int) -> Change | None:
-        """Return the change that made a partition; None if its topic's creation did, or it is forgotten."""
+        """Return the change that made a partition; None if its topic's creation did, or it is unknown."""
         return self._origins.get(partition)
 
     def end_of(self, partition: int) -> Input | None:
@@ -101,10 +101,10 @@ class Lineage:
         return found
 
     def first_places(self, known: Mapping[int, int], at: str) -> dict[int, int | str]:
-        """Return where a reader of all keys begins, by partition: an offset, or `at`.
+        """Return the start of a reader of all keys, by partition: an offset, or `at`.
 
-        `known` has the positions that it comes with. What follows a partition in `known` is new to the reader
-        and read from 0; what comes before one was read.
+        `known` has the positions that it already has. Successors of a partition in `known` are new to the
+        reader and read from 0; their predecessors were read.
         """
         passed = set().union(*(self.before(number) for number in known))
         places: dict[int, int | str] = {}

@@ -314,10 +314,10 @@ class PartitionQueue:
     # -- the end of the partition ----------------------------------------------------------------
 
     def refuse(self, pending: Pending) -> None:
-        """Note that the partition has ended without `pending`, whose request was answered so.
+        """Note that the partition has ended without `pending`, as the answer to its request says.
 
-        It is as if it had never been sent. Of the other requests the answers are awaited, and what has none
-        that is final is sent again.
+        The batch counts as never sent. The other requests' answers are awaited; batches without a final
+        answer are sent again.
         """
         self.flying.remove(pending)
         pending.sequence = -1
@@ -335,9 +335,9 @@ class PartitionQueue:
 
     @property
     def resolved(self) -> bool:
-        """Whether the partition ended, and no batch is in doubt: each has its receipt, or is not there.
+        """Whether the partition ended, and no batch is in doubt: each has a receipt, or is surely not there.
 
-        What is left may be moved.
+        The remaining batches may then be moved.
         """
         return (
             self.ended
@@ -360,7 +360,7 @@ class PartitionQueue:
         return (pending for pending in self.closed if pending.sequence >= 0)
 
     def clear(self) -> list[Pending]:
-        """Remove and return all batches, in order of sending, when none of them is under way."""
+        """Remove and return all batches, in order of sending. Call it only when none is under way."""
         assert not self.under_way and not self.flying, f"partition {self.partition} has requests under way"
         found = self.waiting()
         self.closed.clear()
@@ -375,14 +375,14 @@ class PartitionQueue:
         return found
 
     def put_first(self, batches: list[Pending]) -> list[Pending]:
-        """Put batches before all others, of which none was sent; return those others."""
+        """Put batches before all others, none of which may have been sent; return those others."""
         assert not self.flying, f"partition {self.partition} has batches in flight"
         newer = self.waiting()
         self.closed.extendleft(reversed(batches))
         return newer
 
     def put_closed(self, batches: list[Pending]) -> list[Pending]:
-        """Put batches after those that are closed; return the open one, which comes after them."""
+        """Put batches after the closed ones; return the open one, which comes after them."""
         self.closed.extend(batches)
         return [] if self.open is None else [self.open]
 

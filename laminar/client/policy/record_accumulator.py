@@ -160,7 +160,7 @@ class RecordAccumulator:
     ) -> Pending:
         """Add a record to `queue`; return its batch, in which it is the last record.
 
-        To a `delayed` one `put_with` adds its time.
+        `put_with` adds the time of a `delayed` record.
 
         Raises:
             Error: the value is larger than a record may be, or the queue has failed for good.
@@ -207,7 +207,7 @@ class RecordAccumulator:
         trace_id: bytes | None = None,
         deliver_at_ms: int | None = None,
     ) -> Pending:
-        """Do as `put`, for a record with a tag, headers, a timestamp, trace id or time of delivery."""
+        """Add a record with a tag, headers, a timestamp, a trace id or a time of delivery; see `put`."""
         pending = self.put(value, key, queue, delayed=deliver_at_ms is not None)
         if deliver_at_ms is not None:
             pending.delivery_times.append(deliver_at_ms)
@@ -274,7 +274,7 @@ class RecordAccumulator:
     ) -> None:
         """Settle `pending` with its receipt: it is durable from `base_offset` on.
 
-        Or it is delayed: `scheduled` has the ids of its records, and they have no offset.
+        For a delayed batch, `scheduled` has the ids of its records, which have no offset yet.
         """
         if queue.answered(pending):
             queue.drop(pending)
@@ -390,7 +390,7 @@ class RecordAccumulator:
         self._follow(queue)
 
     def adopt(self, lineage: Lineage) -> None:
-        """Go over to a newer route: queues of partitions that it does not have end, and new ones begin.
+        """Adopt a newer route: queues of partitions that it does not have end, and new ones begin.
 
         An older route changes nothing.
         """

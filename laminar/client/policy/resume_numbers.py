@@ -24,7 +24,7 @@ MAX_NUMBER = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """How far a producer's earlier runs came in one partition: up to its number `checkpoint`, 0 for none.
+    """The progress of a producer's earlier runs in one partition: up to number `checkpoint`, 0 for none.
 
     `held` are the partition's logical partitions, `inputs` the partitions that it follows.
     """
@@ -66,7 +66,7 @@ class Numbers:
         self._lost = 0
 
     def learn(self, partition: int, reached: Reached) -> None:
-        """Note how far the earlier runs came in a partition."""
+        """Note the progress of the earlier runs in a partition."""
         self._reached[partition] = reached
         self._highest = max(self._highest, reached.checkpoint)
         self._known.clear()
@@ -89,7 +89,7 @@ class Numbers:
             raise _refused("numbers rise from record to record, from 1", number, f"above {self._used}")
 
     def sent(self, number: int) -> None:
-        """Note that the record with this number was put into a batch, or is durable from an earlier run."""
+        """Note that the record with this number was put into a batch, or an earlier run made it durable."""
         self._used = number
         self.last = max(self.last, number)
 
@@ -115,7 +115,7 @@ class Numbers:
         return number <= max(self.resumed_at, known)
 
     def is_there_in(self, number: int, partition: int) -> bool:
-        """Do as `is_there`, for a record whose partition the program named.
+        """Return whether an earlier run made this record durable, whose partition the program named.
 
         Where several partitions were merged, it may have been for any of them, so all must have the number: a
         record is rather appended twice than lost.

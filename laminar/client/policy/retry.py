@@ -8,7 +8,8 @@ gives the pauses between attempts, `StepTimeout` the time that each may take.
 2. The pause before an attempt is the longer one of the server's `Retry-After` and `Backoff`. If the
    reason was a missing leader, only `Backoff` counts: the server's figure is in whole seconds, and
    an election takes a fraction of one.
-3. A quota that no time gives back, of topics for example, is one without `Retry-After`: nothing is repeated.
+3. A quota that does not refill with time (the number of topics, for example) has no `Retry-After`: nothing is
+   repeated.
 """
 
 from __future__ import annotations

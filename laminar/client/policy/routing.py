@@ -150,7 +150,7 @@ AVOID_MS = 1_000
 
 
 class Balancer:
-    """Chooses the endpoint with the least outstanding requests, then the least latency.
+    """A chooser of the endpoint with the fewest outstanding requests, then the least latency.
 
     Latencies with the same power of two count as equal, and equal endpoints take turns: otherwise a replica
     that was faster once by a microsecond would get every read.
@@ -240,7 +240,7 @@ def readers(
 
 
 class SessionOffsets:
-    """How far this client has seen each partition, for reads that contain its own writes.
+    """The offsets up to which this client has seen each partition, so that reads contain its own writes.
 
     A fetch from a replica carries the offset after the last one seen as ``min_offset``. A replica that has
     not reached it waits or refuses, so it does not answer with older data.

@@ -250,7 +250,7 @@ class Stages:
         return None
 
     def refused(self, topic: str, pending: Pending) -> None:
-        """Note that the partition of a stage that `take` returned has ended, and did not take it.
+        """Note that a stage returned by `take` was refused, because its partition has ended.
 
         No stage of the topic is returned by `take` until `renew` is called.
         """
@@ -264,7 +264,7 @@ class Stages:
         return place is not None and bool(place.refused) and not place.under_way
 
     def renew(self, topic: str, route: Route) -> None:
-        """Go by a newer route, or by the same again: cut again what its partitions did not take.
+        """Use a newer route, or the same one again, and cut the refused records again by it.
 
         Raises:
             Sealed: the caller named a partition that has ended.
@@ -386,7 +386,7 @@ def _parts(
 
 @dataclass(slots=True)
 class Epoch:
-    """What a client knows of its own epoch of one sink.
+    """A client's state of its own epoch of one sink.
 
     `number` is 0 before the client began the sink; `committed` is the last committed batch, -1 before the
     first.

@@ -1,4 +1,4 @@
-"""How a client's datagrams prove who sends them: by the cluster's secret, or by a key of its credential.
+"""The proof of a datagram's sender: the cluster's secret, or a key of the client's credential.
 
 A cluster that asks for tokens gives a client, over HTTP and once it has shown its token, a key for datagrams.
 With it the client needs no secret of the cluster, and may append what its grants permit. Such a datagram says
@@ -22,10 +22,10 @@ MINUTE_S = 60.0
 
 
 class DatagramProof:
-    """What one client proves its datagrams to one cluster with."""
+    """The means by which one client authenticates its datagrams to one cluster."""
 
     def __init__(self, session: Session, secret: str | None) -> None:
-        """Prove `secret` (None: ``LAMINAR_SECRET``) unless `begin` finds that the cluster asks for tokens."""
+        """Use `secret` (None: ``LAMINAR_SECRET``) unless `begin` finds that the cluster asks for tokens."""
         if secret is None:
             secret = os.environ.get("LAMINAR_SECRET", "")
         self.credential = ""
@@ -73,7 +73,7 @@ class DatagramProof:
             )
 
     async def renew(self) -> None:
-        """Ask for the key again, as nothing is answered: it changes with the cluster's secret.
+        """Request the key again, because no datagram is answered; the key changes with the cluster's secret.
 
         Raises:
             Error: the token is not accepted any more.

@@ -43,7 +43,7 @@ def wait_ms(questions: int) -> int:
 
 
 class LeaderWatchdog:
-    """Watches the requests of one accumulator.
+    """A watchdog of the requests of one accumulator.
 
     `on_moved(partition, url)` is called when another node, at `url`, leads the partition; it is called before
     the requests on the abandoned connection fail.

@@ -4,8 +4,9 @@ Each registration of a name gives its producer id a higher epoch. Before anythin
 every partition, also in those that have ended. From then on no run of an older epoch can append, so the
 checkpoint that a partition reports does not change any more by an older run.
 
-When the producer goes over to partitions that follow others later, its epoch begins there (`begin_in`). A run
-that was replaced must not get there: it may hold what the newest run has appended before the end.
+When the producer later continues in partitions that replace others, its epoch begins there (`begin_in`). A
+run that was replaced must not append there: it may still have records that the newest run has appended
+already.
 """
 
 from __future__ import annotations
@@ -108,10 +109,10 @@ async def begin_in(
     producer_id: bytes,
     epoch: int,
 ) -> dict[int, Reached]:
-    """Begin the epoch in the partitions of a newer route, and return what was reached there.
+    """Begin the epoch in the partitions of a newer route, and return the earlier runs' progress there.
 
-    In those of `known` it has begun. Of these the `ended` ones are asked again, and so are those that have
-    come and ended since: a newer run that began in one may have appended there what this one was to send.
+    In the partitions of `known` it has begun. The `ended` ones among them are asked again, as are those that
+    were made and ended since: a newer run may have appended there what this run was about to send.
 
     Raises:
         Fenced: a newer run of the program has begun.

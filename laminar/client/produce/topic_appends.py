@@ -21,7 +21,7 @@ from laminar.wire.key_route import Route
 
 
 class TopicAppends:
-    """What appends to the topic `name`; made without I/O."""
+    """The append operations of the topic `name`. Its constructor does no I/O."""
 
     def __init__(self, session: Session, name: str) -> None:
         self.name = name

@@ -65,7 +65,7 @@ class Job(Record[T_co]):
 
     @property
     def channel_id(self) -> int:
-        """The number of the channel that gave the job; one that is created again has another."""
+        """The number of the channel that gave the job; a channel that is created again gets a new number."""
         return self._twin.channel_id
 
     @property
@@ -79,7 +79,7 @@ class Job(Record[T_co]):
 
     @property
     def floor(self) -> int:
-        """Offset in this partition before which the channel has done everything, when the job was given."""
+        """Offset in this partition before which all records were acknowledged when the job was given."""
         return self._twin.floor
 
     @property
@@ -92,33 +92,33 @@ class Job(Record[T_co]):
         return Value(self._portal, self._twin.open(timeout=timeout))
 
     def ack(self) -> None:
-        """Say that the job is done; return when that is committed: it does not come again.
+        """Acknowledge the job; return when that is committed. The job is not given out again.
 
         Acknowledgements of 5 ms go in one request. If its answer is lost it is sent again.
 
         Raises:
             Late: the job's time was over.
-            OutcomeUnknown: no answer came in time; the job may come again.
+            OutcomeUnknown: no answer came in time; the job may be given out again.
         """
         self._portal.run(lambda: self._twin.ack())
 
     def nack(self, *, delay: float | None = None, reason: str = "") -> None:
-        """Say that the attempt failed: the job comes again after `delay` seconds, or as the channel is set.
+        """Report a failed attempt: the job is given out again after `delay` s, or as the channel is set.
 
-        Of `reason` 200 characters are kept, for those who look at the dead. Raises `Late` also if an earlier
+        Of `reason` 200 characters are kept, to be shown with dead records. Raises `Late` also if an earlier
         request, whose answer was lost, has said the same.
         """
         self._portal.run(lambda: self._twin.nack(delay=delay, reason=reason))
 
     def release(self) -> None:
-        """Give the job back: it comes again at once, and the attempt does not count.
+        """Return the job unprocessed: it is given out again at once, and the attempt does not count.
 
         Raises `Late` as `nack` does.
         """
         self._portal.run(lambda: self._twin.release())
 
     def extend(self, timeout: float | None = None) -> None:
-        """Have the job for `timeout` seconds more, counted from now; as at first if left out.
+        """Keep the job for `timeout` seconds from now; for its original time if left out.
 
         Raises:
             Late: the job's time was over.
@@ -220,7 +220,7 @@ class Channel(Generic[T]):
         reason: str = "",
         timeout: float | None = None,
     ) -> Settled:
-        """Say by tokens what became of jobs that any program received; late ones raise nothing.
+        """Report the outcome of jobs by tokens, which any program may have received; late ones do not raise.
 
         `delay` in seconds and `reason` are for `nack`, `timeout` in seconds for `extend`; see `Job`.
         """
@@ -241,15 +241,15 @@ class Channel(Generic[T]):
         self._twin.close()
 
     def describe(self) -> ChannelInfo:
-        """Return the channel's settings, and where it stands. Raises `NotFound` if it was deleted."""
+        """Return the channel's settings and progress. Raises `NotFound` if it was deleted."""
         return self._portal.run(lambda: self._twin.describe())
 
     def seek(self, to: str | datetime.datetime | Mapping[int, int], *, drop: bool = False) -> dict[int, int]:
         """Move the channel: records from there on are given out again; return the offsets by partition.
 
-        `to` is ``"earliest"``, ``"latest"``, ``"-1h"``, a time, or offsets by partition. What is out or waits
-        before the place comes again too; with `drop` it ends. ``seek("latest", drop=True)`` empties the
-        channel, but for the dead.
+        `to` is ``"earliest"``, ``"latest"``, ``"-1h"``, a time, or offsets by partition. Records before that
+        position that are out or wait for another attempt are still given out again; with `drop` they are
+        dropped. ``seek("latest", drop=True)`` empties the channel, but for the dead.
         """
         return self._portal.run(lambda: self._twin.seek(to, drop=drop))
 
@@ -263,8 +263,8 @@ class Channel(Generic[T]):
     ) -> list[AsideInfo]:
         """Return the records that wait to be tried again, up to `limit`, by partition and offset.
 
-        Only those with this key, this tag, and this text in their reason, if given. To look for a key or a
-        tag reads the records, all that wait if need be.
+        Only those with this key, this tag, and this text in their reason, if given. A search for a key or a
+        tag reads the records themselves, if need be all that wait.
         """
         return self._portal.run(lambda: self._twin.aside(key=key, tag=tag, reason=reason, limit=limit))
 
@@ -276,7 +276,7 @@ class Channel(Generic[T]):
         reason: str | None = None,
         limit: int | None = None,
     ) -> list[AsideInfo]:
-        """Return the dead records, up to `limit`, by partition and offset; looked for as in `aside`."""
+        """Return the dead records, up to `limit`, by partition and offset; conditions as for `aside`."""
         return self._portal.run(lambda: self._twin.dead(key=key, tag=tag, reason=reason, limit=limit))
 
     def replay(self, dead: Dead) -> int:
@@ -287,5 +287,5 @@ class Channel(Generic[T]):
         return self._portal.run(lambda: self._twin.replay(dead))
 
     def drop(self, dead: Dead) -> int:
-        """End dead records: they are listed no more; return how many were dead. `dead` as for `replay`."""
+        """Drop dead records, which are no longer listed then; return their number. `dead` as for `replay`."""
         return self._portal.run(lambda: self._twin.drop(dead))

@@ -177,7 +177,7 @@ class Client:
         limit: int = 10000,
         timeout: float | None = None,
     ) -> RecordTrace:
-        """Return what happened to records of traced topics, and who did it: of one of the three.
+        """Return the trace events of records, chosen by one of `record`, `trace_id` and `key`.
 
         `record` is ``"TOPIC/PARTITION/OFFSET"``, or ``"TOPIC/ID"`` of a delayed one; `trace_id` is 32
         hexadecimal digits; `key` is a key, in all topics. At most `limit` events are returned.
@@ -195,7 +195,7 @@ class Client:
         return self._portal.run(lambda: self._twin.cluster())
 
     def health(self) -> dict[str, Any]:
-        """Return the answer of ``GET /v1/health``: what is wrong in the cluster, and what to do about it."""
+        """Return the answer of ``GET /v1/health``: the problems of the cluster, and remedies."""
         return self._portal.run(lambda: self._twin.health())
 
     def request_json(

@@ -63,7 +63,7 @@ class Search:
         """Return what the next step finds, which may be nothing; nothing also once `is_done`.
 
         Raises:
-            Unavailable: nothing of what is left could be looked at for as long as a call may take: its
-                replicas do not answer. The search may go on with the next call.
+            Unavailable: nothing could be searched within the time of a call, because the replicas of the rest
+                do not answer. The next call may continue.
         """
         return self._portal.run(lambda: self._twin.next_page())

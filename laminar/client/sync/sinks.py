@@ -114,7 +114,7 @@ class Sink:
                 attempt of this commit may have been decided before that.
             OutcomeUnknown: no node could say in time whether the batch was committed. Call `begin` again:
                 after that `committed` says it.
-            Late: the time of a job that the batch acknowledges was over; nothing of it is committed.
+            Late: the delivery of a job that the batch acknowledges had expired; nothing is committed.
             Error: (``no_stage``) stages are gone; (``other_batch``) this number is committed with
                 another fingerprint; (``in_progress``) another batch is acknowledging one of the jobs.
         """

@@ -178,7 +178,7 @@ class Sink:
                 attempt of this commit may have been decided before that.
             OutcomeUnknown: no node could say in time whether the batch was committed. Call `begin` again:
                 after that `committed` says it.
-            Late: the time of a job that the batch acknowledges was over; nothing of it is committed.
+            Late: the delivery of a job that the batch acknowledges had expired; nothing is committed.
             Error: (``no_stage``) stages are gone; (``other_batch``) this number is committed with
                 another fingerprint; (``in_progress``) another batch is acknowledging one of the jobs.
         """
@@ -316,7 +316,7 @@ class Sink:
 
 
 class Stager:
-    """Stages records for one batch of a sink. Leaving its block waits until all is durable, or raises.
+    """A stager of records for one batch of a sink. Leaving its block waits until all is durable, or raises.
 
     Call `append`, and await `room` often enough that the buffer does not overflow; `append_all` does that by
     itself.
@@ -345,7 +345,7 @@ class Stager:
 
     @property
     def staged(self) -> Staged:
-        """What was staged, to be passed to `Sink.commit`; it can be pickled. Known after the block."""
+        """The stages, to be passed to `Sink.commit`; it can be pickled. Known after the block."""
         if self._staged is None:
             raise ConfigError("`staged` is available after the stager's block has ended", code="not_staged")
         return self._staged
@@ -415,8 +415,8 @@ class Stager:
     async def ack(self, *jobs: Job[Any]) -> None:
         """Acknowledge jobs of channels with this batch: all of it is committed, or nothing.
 
-        Nothing is sent before the commit, so their time must last until then. Then no time runs for them: if
-        the batch is committed they are done, and do not come again; else their time begins again. Do not
+        Nothing is sent before the commit, so the jobs must not expire before then. During the commit they do
+        not expire. If the batch is committed they are acknowledged; else their time starts again. Do not
         acknowledge them by `Job.ack`, too; that is late until the batch has ended.
 
         Raises:
@@ -426,7 +426,7 @@ class Stager:
         self.add_acks(jobs)
 
     def add_acks(self, jobs: Iterable[Job[Any]]) -> None:
-        """Do as `ack`."""
+        """Acknowledge jobs with this batch; see `ack`."""
         sender = self.sender
         for job in jobs:
             if sender.already:

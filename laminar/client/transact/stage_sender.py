@@ -43,7 +43,7 @@ class Named(Protocol):
 
 
 class StageSender:
-    """Stages records for batch `number` of a sink, under `epoch`.
+    """A sender of the stages for batch `number` of a sink, under `epoch`.
 
     `failure` is the error that stopped it; `on_progress` is called on the loop after each stage that ended.
     """
