@@ -78,7 +78,7 @@ def _toml(value: str | bool | int | float | list[str]) -> str:
 
 
 def creates_topics(url: str | None) -> bool:
-    """Return whether a missing topic may be created: the current context is used, and it says so.
+    """Return whether a missing topic may be created: the command uses the current context, which permits it.
 
     `url` is the command's ``--url``.
     """

@@ -39,7 +39,7 @@ class Failed(Exception):
 
 
 def line_of(error: Error) -> str:
-    """Return ``code: message (field=…, value=…, limit=…); hint`` on one line, with what is known of it."""
+    """Return ``code: message (field=…, value=…, limit=…); hint`` on one line, without unknown parts."""
     facts = [
         f"{name}={value}"
         for name, value in (("field", error.field), ("value", error.value), ("limit", error.limit))

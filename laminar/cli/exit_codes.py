@@ -1,4 +1,4 @@
-"""Exit codes of `laminar`: 0 done, 1 failed, 2 used wrongly, 3 done in part, 4 no node could do it now."""
+"""Exit codes of `laminar`: 0 done, 1 failed, 2 used wrongly, 3 done in part, 4 no node can do it now."""
 
 from __future__ import annotations
 

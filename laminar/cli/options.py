@@ -70,7 +70,7 @@ class Cluster:
 
     @property
     def proof(self) -> dict[str, Any]:
-        """Who asks, and whom to trust: arguments of `connect`, with or without a loop."""
+        """The arguments of `connect` for token, CA and certificate; both faces of the client take them."""
         return {
             "token": self.token,
             "token_file": self.token_file,
@@ -81,7 +81,7 @@ class Cluster:
 
     @contextmanager
     def connect(self, *, timeout: float = 10.0) -> Iterator[Client]:
-        """Open a client of the cluster; `timeout` in seconds holds unless the user gave another."""
+        """Open a client of the cluster; `timeout` (seconds) is used unless the user gave one."""
         from laminar.client.sync.client import connect
 
         seconds = timeout if self.timeout is None else self.timeout

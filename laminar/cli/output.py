@@ -82,14 +82,14 @@ def plain(value: Any) -> str:
 
 
 class ProgressLine:
-    """One line on standard error that is written over; in a pipe, a line for each change."""
+    """A line on standard error that each text replaces; in a pipe, a new line for each text."""
 
     def __init__(self) -> None:
         self._shown = ""
         self._over = sys.stderr.isatty()
 
     def show(self, text: str) -> None:
-        """Show this text now."""
+        """Replace the line by this text."""
         if text == self._shown:
             return
         if self._over:
@@ -99,6 +99,6 @@ class ProgressLine:
         self._shown = text
 
     def end(self) -> None:
-        """Leave the line."""
+        """Keep the line as it is, and continue below it."""
         if self._over and self._shown:
             print(file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""Times and spans of time, as options say them."""
+"""Times and durations in the form that options take."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def due_of(option: str, at: str | None, delay: str | None) -> datetime.datetime | None:
-    """Return the time that is said by one of two options; None without both. Raises `UsageError`."""
+    """Return the time that one of two options gives; None if neither is given. Raises `UsageError`."""
     if at is not None and delay is not None:
         raise UsageError(f"{option} and --delay are mutually exclusive")
     if delay is None:
@@ -27,10 +27,10 @@ def due_of(option: str, at: str | None, delay: str | None) -> datetime.datetime 
 
 
 def later(option: str, text: str | None) -> datetime.datetime | None:
-    """Return the time that is said by itself or by the span until then; None without one.
+    """Return the time that is given itself or as a duration from now; None if neither is given.
 
     Raises:
-        UsageError: it is neither.
+        UsageError: the text is neither a time nor a duration.
     """
     if text is None:
         return None
@@ -38,7 +38,7 @@ def later(option: str, text: str | None) -> datetime.datetime | None:
 
 
 def _after(span: str) -> datetime.datetime | None:
-    """Return the time after a span that begins now; None if `span` is none."""
+    """Return the time `span` after now; None if `span` is no duration."""
     import datetime
 
     found = _SPAN.match(span)
@@ -49,7 +49,7 @@ def _after(span: str) -> datetime.datetime | None:
 
 
 def moment(option: str, text: str | None) -> datetime.datetime | None:
-    """Return a time; None without one. Raises `UsageError`."""
+    """Return a time from its text; None without a text. Raises `UsageError`."""
     import datetime
 
     if text is None:

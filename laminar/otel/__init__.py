@@ -1,7 +1,7 @@
-"""Laminar and OpenTelemetry (docs/trace.md): traces of a program that go on in its records, and back.
+"""OpenTelemetry (docs/trace.md): traces that continue from a program into its records and back.
 
-It needs the extra `otel`; what is missing is said when it is used. The trace of records as spans is in
-`laminar.otel.export`, for `laminar trace export`.
+It needs the extra `otel`; a function that needs a missing library says so. The trace of records as spans is
+in `laminar.otel.export`, for `laminar trace export`.
 """
 
 from __future__ import annotations

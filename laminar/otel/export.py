@@ -1,7 +1,7 @@
-"""The export of the trace: events are read from `_trace` with a cursor, and sent as spans.
+"""The export of the trace: it reads events from `_trace` with a cursor, and sends them as spans.
 
-The cursor is committed after the receiver has taken what is before it. So an export that is killed goes on
-where it was, and sends again what it had sent since: at least once, with the same ids.
+The cursor is committed after the receiver has accepted all spans before it. So an export that was killed
+continues at the cursor, and sends some spans again: at least once, with the same ids.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ async def export_trace(
     progress: Callable[[Sent], None] = lambda sent: None,
     waits: Callable[[Error], None] = lambda error: None,
 ) -> Sent:
-    """Send what is in `_trace` behind a cursor, up to its present end, or for ever; return what was sent.
+    """Send the events of `_trace` after a cursor, up to the present end, or for ever; return the counts.
 
-    While the receiver does not take spans the same are sent again, for `patience_s` seconds; `waits` hears
-    of it.
+    Spans that the receiver does not accept are sent again for `patience_s` seconds; `waits` is called with
+    each such error.
 
     Raises:
-        Unavailable: the receiver took nothing for so long. The cursor is where it was taken up to.
-        Error: (`receiver_refused`) it will never take spans; (`no_trace`) there is no `_trace` yet.
+        Unavailable: the receiver accepted nothing for so long. The cursor is after the last accepted event.
+        Error: (`receiver_refused`) it will never accept spans; (`no_trace`) there is no `_trace` yet.
         PreconditionFailed: another export uses the cursor.
     """
     return await _Export(client, receiver, cursor, follow, patience_s, progress, waits).run()
@@ -122,7 +122,7 @@ class _Export:
         return self._sent
 
     async def _look_back(self, topic: Topic[bytes], positions: Mapping[int, int]) -> None:
-        """Read the last events before the cursor again, and send none: it is known then what goes on."""
+        """Read the last events before the cursor again, unsent, to know the deliveries under way."""
         for partition in await topic.partitions():
             number, at = partition.partition, positions.get(partition.partition, 0)
             begin = max(partition.start_offset, at - LOOK_BACK)
@@ -149,14 +149,14 @@ class _Export:
         return found
 
     def _spans_of(self, value: bytes) -> list[ReadableSpan]:
-        """Return the spans of a record of `_trace`; none if it is no event, which no node writes."""
+        """Return the spans of a record of `_trace`; none for a record that is no event."""
         try:
             return self._spans.of(_record.decode(value))
         except (msgspec.MsgspecError, ValueError):
             return []
 
     async def _send(self, spans: list[ReadableSpan]) -> None:
-        """Send spans, and again until the receiver has taken them all. Raises as `export_trace`."""
+        """Send spans, and repeat it until the receiver has accepted all. Raises as `export_trace`."""
         loop = asyncio.get_running_loop()
         for first in range(0, len(spans), MOST_SENT):
             part = spans[first : first + MOST_SENT]

@@ -1,4 +1,4 @@
-"""Whether the libraries of the extra `otel` are there."""
+"""A check that the libraries of the extra `otel` are installed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from laminar.client.errors import ConfigError
 
 
 def check_installed() -> None:
-    """Raise `ConfigError` if the libraries of the extra `otel` are not there."""
+    """Raise `ConfigError` if the libraries of the extra `otel` are not installed."""
     try:
         import opentelemetry.exporter.otlp.proto.http.trace_exporter
         import opentelemetry.sdk.trace  # noqa: F401  # optional: asked for before it is used

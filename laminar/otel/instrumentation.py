@@ -1,7 +1,7 @@
-"""Clients that carry the trace of the program: into what they append, and on from what they work off.
+"""Instrumentation of a client: appends carry the program's trace, and handlers continue the records' traces.
 
-The methods of one client, and of what it opens, are replaced on these objects alone: other clients, and the
-path of records in this one, stay as they are. What is carried is that of the caller, in its own thread.
+The methods are replaced on one client, and on the topics and channels that it opens; other clients stay as
+they are. The trace is that of the calling thread.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ C = TypeVar("C")
 
 
 class HasHeaders(Protocol):
-    """A record, a job, or whatever else has headers."""
+    """A record, a job, or any other object with headers."""
 
     @property
     def headers(self) -> Mapping[str, bytes]:
@@ -37,14 +37,14 @@ class HasHeaders(Protocol):
 
 
 def instrument(client: C, *, tracer_provider: TracerProvider | None = None) -> C:
-    """Have a client, with or without a loop, carry the program's trace; return it. Idempotent.
+    """Make a client, blocking or async, carry the program's trace; return the client. Idempotent.
 
-    A record that is appended while a span is current has its trace id, and the header ``traceparent``: not
-    one that has a trace id or that header already. The handler of `Channel.work` runs in a span ``process``,
-    which goes on from the record's. For what is read otherwise there is `context_of`.
+    A record that is appended while a span is current gets the span's trace id and the header ``traceparent``,
+    unless it already has a trace id or that header. The handler of `Channel.work` runs in a span ``process``,
+    whose parent is the record's. For records that are read in other ways, use `context_of`.
 
     Raises:
-        ConfigError: the libraries of the extra `otel` are not there.
+        ConfigError: the libraries of the extra `otel` are not installed.
     """
     check_installed()
     from opentelemetry.trace import get_tracer
@@ -139,7 +139,7 @@ def _working(work: Callable[..., Any], tracer: Tracer) -> Callable[..., Any]:
 
 @contextmanager
 def _processing(job: Any, tracer: Tracer) -> Iterator[None]:
-    """Run what is within in the span of a job; an exception makes it one that failed."""
+    """Run the block in the span of a job; an exception marks the span as failed."""
     from opentelemetry.trace import SpanKind
 
     attributes = {

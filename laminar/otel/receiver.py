@@ -1,7 +1,8 @@
 """The receiver of spans: an endpoint of OTLP over HTTP, and what its answers mean.
 
-The exporter of OpenTelemetry takes any answer below 400 for success, follows redirects, and does not say why
-it failed. Who goes on after spans that were not taken has lost them, so the answers are looked at here.
+OpenTelemetry's exporter counts any answer below 400 as success, follows redirects, and does not tell why a
+request failed. An export that continues after spans that were not accepted has lost them, so this module
+checks the answers itself.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _SHOWN: Final = 200
 
 
 class Receiver:
-    """An endpoint that takes spans. `rejected` counts those that it will never take."""
+    """An endpoint that accepts spans. `rejected` counts the spans that it will never accept."""
 
     def __init__(self, url: str, *, timeout_s: float = TIMEOUT_S) -> None:
         """`url` without a path is that of the receiver, whose path for spans is added.
@@ -44,11 +45,11 @@ class Receiver:
         self._exporter = OTLPSpanExporter(self.url, session=self._session, timeout=timeout_s)
 
     def send(self, spans: Sequence[ReadableSpan]) -> None:
-        """Send spans; return when they were taken. It blocks.
+        """Send spans; return when they are accepted. It blocks.
 
         Raises:
-            Unavailable: the receiver does not answer, or cannot take them now: they may be sent again.
-            Error: (`receiver_refused`) it does not take spans, or not these.
+            Unavailable: the receiver does not answer, or cannot accept spans now; they may be sent again.
+            Error: (`receiver_refused`) it does not accept spans, or not these.
         """
         self._session.begin()
         self._exporter.export(spans)
@@ -71,7 +72,7 @@ class Receiver:
         self._note_rejected(answer)
 
     def close(self) -> None:
-        """End the connections, and what is being tried again."""
+        """Close the connections, and stop repeating requests."""
         self._exporter.shutdown()  # type: ignore[no-untyped-call]  # so it is there
 
     def _note_rejected(self, answer: requests.Response) -> None:
@@ -105,14 +106,14 @@ class Receiver:
 
 
 class _Session(requests.Session):
-    """Keeps what the last request led to, and follows no redirect: behind it is a page for people."""
+    """A session that keeps the last answer or error, and follows no redirect."""
 
     def __init__(self) -> None:
         super().__init__()
         self.begin()
 
     def begin(self) -> None:
-        """Forget what was before."""
+        """Forget the last answer and error."""
         self.answer: requests.Response | None = None
         self.failure: Exception | None = None
 

@@ -1,10 +1,10 @@
 """Spans of OpenTelemetry for events of the trace, after its conventions for messaging.
 
-An event makes the same spans whenever it is read: ids of spans and traces are hashes of what it is about. So
-what is sent twice is there once, for who keeps spans by their ids.
+An event makes the same spans whenever it is read: ids of spans and traces are hashes of the record's place.
+So a receiver that keeps spans by their ids stores a span once, even if it is sent twice.
 
-What happens is one point in time, and so is its span. `process` alone has a length: from a delivery to what
-ended it. The trace of a record::
+An event is one point in time, and so is its span. Only `process` has a duration: from a delivery to its end.
+The trace of a record::
 
     (span of the record's traceparent)
       send
@@ -39,7 +39,7 @@ _SCOPE: Final = InstrumentationScope("laminar", __version__)
 
 
 class _What(NamedTuple):
-    """How an event is shown: name and type of its operation, the kind of its span, whether it is an error."""
+    """The span of a kind of event: its operation's name and type, its kind, and whether it is an error."""
 
     name: str
     type: str | None
@@ -72,14 +72,15 @@ V = TypeVar("V")
 
 
 def resource() -> Resource:
-    """Return what the spans are of: service `laminar`, or what OTEL_SERVICE_NAME and its like say."""
+    """Return the resource of the spans: service `laminar`, unless OTEL_SERVICE_NAME or the like differs."""
     return Resource({"service.name": "laminar"}).merge(OTELResourceDetector().detect())
 
 
 class Spans:
-    """Makes spans of events, which come in the order of `_trace`, those of a record in theirs.
+    """A converter from events, given in the order of `_trace`, to spans.
 
-    It remembers the traces of records, as an event after an election may lack it, and when deliveries began.
+    It remembers the trace of each record, because an event after an election may lack it, and the starts of
+    deliveries.
     """
 
     def __init__(self, of: Resource) -> None:
@@ -90,10 +91,10 @@ class Spans:
         self._begun: dict[tuple[str, str | None, int | None], int] = {}
 
     def of(self, event: TraceRecord) -> list[ReadableSpan]:
-        """Return the spans of an event: its own, after that of the work that it ended.
+        """Return the spans of an event: first that of the delivery that it ended, if any, then its own.
 
         Raises:
-            ValueError: its time or one of its ids is none.
+            ValueError: its time or one of its ids is malformed.
         """
         record = _record_of(event)
         trace_id = 0 if event.trace_id is None else _number(event.trace_id, size=16)
@@ -193,7 +194,7 @@ class Spans:
         )
 
     def _trace_of(self, record: str) -> int:
-        """Return the trace id of a record: its own, or one that follows from what it is called."""
+        """Return the trace id of a record: its own, or one made from its place."""
         known = self._traces.get(record)
         return _id("trace", record, size=16) if known is None else known[0]
 
@@ -233,7 +234,7 @@ def _attributes(event: TraceRecord, what: _What) -> Iterator[tuple[str, str | in
 
 
 def _record_of(event: TraceRecord) -> str:
-    """Return what a record is called in hashes: its place, or before it has one that of a delayed record."""
+    """Return the name of a record in hashes: its place, or the id of a delayed record that has none yet."""
     return _delayed(event) if event.offset is None else f"{event.group}/{event.offset}"
 
 
@@ -250,7 +251,7 @@ def _receive_id(record: str, event: TraceRecord) -> int:
 
 
 def _id(*parts: object, size: int = 8) -> int:
-    """Return an id of `size` bytes that follows from these parts; never 0, which is none."""
+    """Return an id of `size` bytes made from these parts; never 0, which is no valid id."""
     digest = hashlib.blake2b(repr(parts).encode(), digest_size=size, person=b"laminar.otel").digest()
     return int.from_bytes(digest) or 1
 
@@ -260,7 +261,7 @@ def _context(trace_id: int, span_id: int, *, is_remote: bool = False) -> SpanCon
 
 
 def _number(text: str, *, size: int) -> int:
-    """Return an id of `size` bytes in hexadecimal as a number. Raises `ValueError` if it is none."""
+    """Return an id of `size` bytes in hexadecimal as a number. Raises `ValueError` if it is malformed."""
     raw = bytes.fromhex(text)
     if len(raw) != size:
         raise ValueError(text)
@@ -268,12 +269,12 @@ def _number(text: str, *, size: int) -> int:
 
 
 def _ns(text: str) -> int:
-    """Return a time in RFC 3339 in ns since the epoch, before which there is none."""
+    """Return a time in RFC 3339 as ns since the epoch; 0 for a time before it."""
     return max(0, (datetime.datetime.fromisoformat(text) - _EPOCH) // _MICROSECOND * 1_000)
 
 
 def _forget(known: dict[K, V]) -> None:
-    """Let the oldest go if there are too many."""
+    """Remove the oldest entries if there are too many."""
     if len(known) > MOST_KNOWN:
         for oldest in list(islice(known, MOST_KNOWN // 8)):
             del known[oldest]

@@ -26,11 +26,12 @@ def recover(
     ] = None,
     listing: Listing = AS_TABLE,
 ) -> int:
-    """Let the catalog continue with this folder's copy, when a majority of its voters is gone for good.
+    """Restart the catalog from this folder's copy, after a majority of its voters is lost for good.
 
-    Stop all nodes that are left, run it without an option on each of their folders, and choose the one with
-    the latest last term, then the highest last index. Changes of topics and places that only the lost nodes
-    held are lost. Then start that node, and take the other folders into the epoch that it has printed.
+    1. Stop all nodes that are left. 2. Run this without an option on each of their folders, and choose the
+    folder with the highest last term, then the highest last index. 3. Run it there with --accept-loss: it
+    removes the other voters and prints the epoch of this recovery. 4. Start that node. 5. Run it with
+    --into EPOCH on each other folder. Changes of topics and placements that only lost nodes had are lost.
     """
     from laminar.cli.output import show
     from laminar.log.disk.disk import RealDisk

@@ -91,7 +91,7 @@ def all_operations(client: Any, prefix: str = "") -> list[dict[str, Any]]:
 
 
 def changes_of(operations: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a sentence for each change under way; steps of them, and most moves, are only counted."""
+    """Return a sentence for each change under way; their steps, and most moves, are only counted."""
     found, moves = [], []
     for each in operations:
         progress = f"{each['done']} of {each['total']}"
@@ -130,7 +130,7 @@ def node_rows(nodes: Sequence[Mapping[str, Any]], topics: Partitions) -> list[di
 
 
 def waits_for(partition: Mapping[str, Any]) -> str:
-    """Return text to put after "has no leader", "" if no replica is recovering.
+    """Return text to put after "has no leader"; "" if no replica is recovering.
 
     It names the replicas that may have forgotten entries, and those that the partition waits for.
     """

@@ -1,8 +1,8 @@
 """`laminar consume`: print records, from a place or a cursor, to the end or for ever.
 
-A cursor is committed after the records that were written and flushed: at the end, or when Ctrl-C ends a
-reader that follows. It is not committed if the program that reads our output ended, as it is unknown what
-that one has read.
+The cursor is committed after the last record that was written and flushed: at the end, or when Ctrl-C ends a
+reader that follows. It is not committed if the program that reads our output has ended, because it is unknown
+how much that program has read.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def consume(
     json: Annotated[bool, Parameter(negative="", help="A JSON object a line.", group=OUTPUT)] = False,
     cluster: Cluster = ANY_CLUSTER,
 ) -> None:
-    """Print records: of a partition in order, partitions as they come. With --last, by time."""
+    """Print records: those of a partition in order, partitions interleaved. With --last, by time."""
     check(since=since, last=last, limit=limit, cursor=cursor, follow=follow)
     show = as_json if json else compile_format(format)
     wanted = None if key is None else key.encode()
@@ -104,7 +104,7 @@ def consume(
 
 
 class Chosen(TypedDict):
-    """What the client's reader chooses records by."""
+    """The conditions by which the client's reader chooses records."""
 
     tag: str | None
     headers: dict[str, str]
@@ -134,10 +134,10 @@ def check(
 
 
 def start_of(since: str | None) -> str:
-    """Return where to begin, as the client takes it; ``10m`` is short for ``-10m``.
+    """Return the start in the form that the client takes; ``10m`` is short for ``-10m``.
 
     Raises:
-        ConfigError: for what is no place to begin.
+        ConfigError: for a text that names no start.
     """
     from laminar.client.consume.reader import start_parameter
 
@@ -149,7 +149,7 @@ def start_of(since: str | None) -> str:
 
 
 def copy(reader: Reader[bytes], show: Show, *, key: bytes | None, limit: int | None, commits: bool) -> None:
-    """Write records until the end, `limit` of them, or Ctrl-C; then commit after them, if `commits`."""
+    """Write records until the end, `limit` of them, or Ctrl-C; then commit the cursor, if `commits`."""
     positions: dict[int, int] = {}
     try:
         _copy(reader, show, key, limit, positions)

@@ -28,7 +28,7 @@ def list_cursors(topic: Topic, *, listing: Listing = AS_TABLE, cluster: Cluster 
 
 
 def cursor_row(topic: str, cursor: CursorInfo) -> dict[str, Any]:
-    """Return a cursor as a row: records passed, left, and trimmed unread, over its partitions."""
+    """Return a cursor as a row: records read, left to read, and trimmed unread, over its partitions."""
     return {
         "topic": topic,
         "cursor": cursor.cursor,
@@ -90,7 +90,7 @@ def set_cursor(
 
 
 def rewind(handle: laminar.Topic[bytes], name: str, positions: dict[int, int], *, force: bool) -> None:
-    """Set a cursor where partitions have ended, and others follow: no member may own one meanwhile."""
+    """Set a cursor in a topic whose route has changed: no member may own a partition meanwhile."""
     from laminar.client.errors import Fenced, NotFound
 
     try:

@@ -57,7 +57,7 @@ def dev(
         Path | None, Parameter(help="Where data and logs stay; if left out, they are gone at the end.")
     ] = None,
 ) -> int:
-    """Start, show, and end with Ctrl-C. Every node is a real one, on 127.0.0.1."""
+    """Start a cluster, show it, and stop it at Ctrl-C. Every node is a real one, on 127.0.0.1."""
     from laminar.client.sync.client import connect
     from laminar.testing.cluster import PORT_STEP, LocalCluster
     from laminar.testing.nodes import ServerFailed
@@ -136,7 +136,7 @@ class Rates:
     looked_at_s: float | None = None
 
     def look(self, topics: Partitions, *, now_s: float) -> dict[str, float]:
-        """Return records a second by node; a new partition counts from its beginning."""
+        """Return records a second by node since the last call; new partitions count from their start."""
         seconds = now_s - self.looked_at_s if self.looked_at_s is not None else None
         rates: dict[str, float] = {}
         ends: dict[tuple[str, int], int] = {}
@@ -170,7 +170,7 @@ def table_rows(
 
 @dataclass(slots=True)
 class Revival:
-    """Restarts of nodes that ended by themselves (or by a `kill -9` to try it out)."""
+    """The restarts of nodes that ended by themselves (or by a `kill -9` to try it out)."""
 
     cluster: LocalCluster
     starts_at_s: dict[int, float] = field(default_factory=dict)
@@ -180,7 +180,7 @@ class Revival:
         """Note which nodes ended, and start those whose pause is over.
 
         Raises:
-            Failed: one ends repeatedly.
+            Failed: a node ends repeatedly.
         """
         for node in self.cluster.members:
             if node.running:
@@ -198,7 +198,7 @@ class Revival:
 
 
 def watch(cluster: LocalCluster, client: Client, table: Live | None) -> None:
-    """Update the table until Ctrl-C; None: only wait. Nodes that end are started again."""
+    """Update the table until Ctrl-C, and restart nodes that end. Without a table, print nothing."""
     rates = Rates()
     revival = Revival(cluster)
     with table or contextlib.nullcontext():

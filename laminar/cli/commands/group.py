@@ -30,10 +30,11 @@ def recover(
 ) -> int:
     """Let partitions continue without replicas that never come back, with what is left.
 
-    Two cases. After a power loss of a majority a partition with `flush=interval` waits for every replica, as
-    an absent one may hold what the others forgot. And a partition that has lost a majority of its disks waits
-    for them for ever. If the absent ones are gone for good, only you can say so: they never take part again.
-    Exit code 1 while any of these partitions has neither a leader nor your word.
+    Two cases. After a power loss of a majority a partition with `flush=interval` waits for every replica,
+    because an absent one may hold records that the others lost. And a partition that has lost a majority of
+    its disks waits for them for ever. Only you can say that the absent replicas are gone for good: they never
+    take part again.
+    Exit code 1 while any of these partitions has neither a leader nor your acceptance of the loss.
     """
     from laminar.cli.commands.topic import all_topics
     from laminar.cli.output import show

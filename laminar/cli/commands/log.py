@@ -1,6 +1,6 @@
 """`laminar log`: inspect and verify a folder of logs, and rebuild its indexes, without a server.
 
-What is read and judged is `laminar.log`'s; here it becomes tables, progress and exit codes.
+`laminar.log` reads and judges; this module makes tables, progress and exit codes of its results.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def verify(
 
 
 def verdict_of(verified: Verified) -> str:
-    """Return the result in words: what was not read is never called whole."""
+    """Return the result in words; a log of which a part was not read is never called whole."""
     if verified.verdict == "nothing":
         return "no record was verified"
     if verified.verdict == "in part":
@@ -157,7 +157,7 @@ def _as_failures() -> Iterator[None]:
 
 @contextmanager
 def _progress(what: str, total: Callable[[], int]) -> Iterator[Callable[[int], None]]:
-    """Show a bar on standard error, if that is a terminal."""
+    """Show a progress bar on standard error, if that is a terminal."""
     if not sys.stderr.isatty():
         yield lambda size: None
         return

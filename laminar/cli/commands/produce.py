@@ -123,7 +123,7 @@ def produce(
 
 
 def check_trace_id(text: str | None) -> None:
-    """Refuse a trace id that is none before anything is sent. Raises `UsageError`."""
+    """Refuse a malformed trace id before anything is sent. Raises `UsageError`."""
     from laminar.client.errors import ConfigError
     from laminar.client.trace_id import trace_id_bytes
 
@@ -186,7 +186,7 @@ def make_if_dev(client: Client, topic: str, url: str | None) -> None:
 
 @contextmanager
 def progress_of(producer: Producer[bytes], size_bytes: int | None) -> Iterator[Any]:
-    """Show a bar on standard error, if that is a terminal: bytes that have their receipt, of all."""
+    """Show a progress bar on standard error, if that is a terminal: bytes that have a receipt, of all."""
     if not sys.stderr.isatty():
         yield lambda count: None
         return

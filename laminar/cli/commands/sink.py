@@ -1,4 +1,4 @@
-"""`laminar sink`: sinks, which commit batches over partitions, and how far each came."""
+"""`laminar sink`: sinks (which commit batches over partitions), and the last batch of each."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def delete(
     yes: Annotated[bool, Parameter(name=["--yes", "-y"], negative="", help="Do not ask.")] = False,
     cluster: Cluster = ANY_CLUSTER,
 ) -> None:
-    """Delete a sink, after asking. Committed records stay; a batch written again under its name is new."""
+    """Delete a sink, after asking. Committed records stay; a batch sent again under its name is new."""
     from laminar.cli.commands.topic import confirm
     from laminar.client.errors import NotFound
 

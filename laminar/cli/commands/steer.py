@@ -1,4 +1,4 @@
-"""`laminar steer`: what XDP does for the nodes of this machine, and what it lacks for that."""
+"""`laminar steer`: the packets that XDP in the kernel sends to the owning shards, and its requirements."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def status(*, listing: Listing = AS_TABLE) -> None:
-    """Show where packets are steered on this machine, and how many were. Needs root."""
+    """Show which packets XDP steers to which shards of this machine, and how many. Needs root."""
     from ebpf.status import status as ask
     from laminar.cli.errors import Failed
     from laminar.cli.output import show, show_json
@@ -37,7 +37,7 @@ def status(*, listing: Listing = AS_TABLE) -> None:
 
 
 def interface_rows(found: InterfaceStatus) -> list[dict[str, Any]]:
-    """Return the table's lines: one for each thing that is steered, or one that says why nothing is."""
+    """Return the table's lines: one for each steered address, or one that says why nothing is steered."""
     interface = found.interface
     base = {"interface": interface.name, "mode": interface.xdp_mode or "-"}
     if not found.ours:
@@ -76,7 +76,7 @@ def node_rows(node: NodeStatus) -> list[dict[str, Any]]:
 
 
 def kind_of(rule: Rule) -> str:
-    """Return a rule in one word."""
+    """Return the kind of a steering rule in one word."""
     from ebpf.layout import Rule
 
     names = {
@@ -94,7 +94,7 @@ def address_of(place: Place) -> str:
 
 
 def interface_document(found: InterfaceStatus) -> dict[str, Any]:
-    """Return everything known of one interface, for programs."""
+    """Return all that is known about one interface, as a JSON document."""
     from ebpf.layout import CONTROLLER_ROW
 
     def name_of(row: int) -> str:
@@ -128,7 +128,7 @@ def interface_document(found: InterfaceStatus) -> dict[str, Any]:
 
 
 def check(*, listing: Listing = AS_TABLE) -> int:
-    """Show whether this machine can steer, and what it lacks. Exit code 1 if it cannot."""
+    """Show whether this machine can steer packets by XDP, and what is missing. Exit code 1 if it cannot."""
     from ebpf.loader import try_loading
     from ebpf.requirements import requirements
     from laminar.cli.errors import complain
@@ -148,7 +148,7 @@ def check(*, listing: Listing = AS_TABLE) -> int:
 
 
 def requirement_row(found: Requirement) -> dict[str, Any]:
-    """Return one requirement as a row."""
+    """Return one requirement of XDP steering as a row."""
     return {
         "needed": found.name,
         "met": found.met,

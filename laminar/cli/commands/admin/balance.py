@@ -49,7 +49,7 @@ def balance(
 
 
 def _row(node: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the row of a node: rates and sizes in MiB, but requests; empty cells without a report."""
+    """Return the row of a node: rates and sizes in MiB, requests as a number; empty without a report."""
     load = node["load"] or {}
     row: dict[str, Any] = {name: node[name] for name in ("node", "weight", "score", "measure")}
     if row["score"] is not None:

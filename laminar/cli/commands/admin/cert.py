@@ -39,7 +39,7 @@ def ca(
     name: Annotated[str, Parameter(help="The name of the CA, for people.")] = "Laminar CA",
     days: Days = CA_DAYS,
 ) -> None:
-    """Make a CA: `ca.pem`, which every node and client needs, and `ca.key`, which stays where it is."""
+    """Make a CA: `ca.pem`, which every node and client needs, and `ca.key`, which stays secret."""
     _need_cryptography()
     from cryptography import x509
 
@@ -157,7 +157,7 @@ def _checked_days(days: int) -> int:
 
 
 def _days_within(authority: x509.Certificate, days: int) -> int:
-    """Return `days`; refuse more than the CA has left, of whose end no node warns."""
+    """Return `days`; refuse more than the CA is still valid for, because no node warns before that."""
     end = authority.not_valid_after_utc
     left = (end - datetime.datetime.now(datetime.UTC)).days
     if days > left:

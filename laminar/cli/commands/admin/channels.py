@@ -1,4 +1,4 @@
-"""`laminar channel`: queues of a topic, their settings, and what they have to do."""
+"""`laminar channel`: the channels of a topic, their settings, and their backlog."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def create(
 
 
 def start_of(text: str) -> str | int | dict[str, str]:
-    """Return the setting that a start means. Raises `UsageError` if it is none."""
+    """Return the value of the setting `start` for the option's text. Raises `UsageError` if it is none."""
     if text in ("earliest", "latest"):
         return text
     kind, colon, name = text.partition(":")
@@ -81,12 +81,12 @@ def start_of(text: str) -> str | int | dict[str, str]:
 
 
 def until_of(text: str) -> int:
-    """Return the setting that an end means. Raises `UsageError` if it is none."""
+    """Return the value of the setting `until` for the option's text. Raises `UsageError` if it is none."""
     return _time_of("--until", "-0s" if text == "now" else text, "now, -1h, or a time")
 
 
 def _time_of(option: str, text: str, choice: str) -> int:
-    """Return a time, or one that lies back as -1h does, in ms. Raises `UsageError`."""
+    """Return a time, absolute or relative to now as -1h, in ms since the epoch. Raises `UsageError`."""
     from laminar.client.consume.reader import start_parameter
     from laminar.client.errors import ConfigError
 
@@ -103,7 +103,7 @@ def _time_of(option: str, text: str, choice: str) -> int:
 def describe(
     topic: Topic, name: Name, *, listing: Listing = AS_TABLE, cluster: Cluster = ANY_CLUSTER
 ) -> None:
-    """Show a channel's settings, and where it stands. `-o names` gives the partitions' numbers."""
+    """Show a channel's settings and progress by partition. `-o names` gives the partitions' numbers."""
     from laminar.cli.output import show, show_json
 
     with cluster.connect() as client:
@@ -136,7 +136,7 @@ def describe(
 
 
 def as_option(value: object) -> str:
-    """Return the value of a setting as `--setting` takes it."""
+    """Return the value of a setting in the form that `--setting` takes."""
     import msgspec
 
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()
@@ -161,12 +161,12 @@ def set_channel(
 
 
 def pause(topic: Topic, name: Name, *, cluster: Cluster = ANY_CLUSTER) -> None:
-    """Give out no records of a channel; acknowledgements are taken, and time-outs go on."""
+    """Deliver no records of a channel; it still accepts acknowledgements, and deliveries still time out."""
     change(topic, name, {"paused": True}, cluster)
 
 
 def resume(topic: Topic, name: Name, *, cluster: Cluster = ANY_CLUSTER) -> None:
-    """Give out the records of a channel again."""
+    """Deliver the records of a channel again."""
     change(topic, name, {"paused": None}, cluster)
 
 
@@ -177,7 +177,7 @@ def delete(
     yes: Annotated[bool, Parameter(name=["--yes", "-y"], negative="", help="Do not ask.")] = False,
     cluster: Cluster = ANY_CLUSTER,
 ) -> None:
-    """Delete a channel, and what it knows of each record, after asking. The records stay."""
+    """Delete a channel and its state of each record, after asking. The records of the topic stay."""
     with cluster.connect() as client:
         handle = client.topic(topic)
         found = handle.describe_channel(name)  # raises no_such_channel
@@ -188,7 +188,7 @@ def delete(
 
 
 def change(topic: str, name: str, settings: dict[str, Any], cluster: Cluster) -> None:
-    """Change settings of a channel, and say which partitions do not have them yet."""
+    """Change settings of a channel, and name the partitions that do not have them yet."""
     with cluster.connect() as client:
         found = client.topic(topic).set_channel(name, settings)
     warn(found)
@@ -199,7 +199,7 @@ def change(topic: str, name: str, settings: dict[str, Any], cluster: Cluster) ->
 
 
 def warn(channel: ChannelInfo) -> None:
-    """Say of which partitions nothing is known, and where the channel is not open yet."""
+    """Warn of partitions that did not answer, and of those in which the channel is not open yet."""
     for numbers, what in ((channel.opening, "is not open yet"), (channel.unanswered, "has no answer")):
         if numbers:
             listed = ", ".join(map(str, numbers))

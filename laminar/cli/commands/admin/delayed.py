@@ -1,4 +1,4 @@
-"""`laminar delayed`: records that readers get later; cancel them, or give them another time."""
+"""`laminar delayed`: records that are published later; list them, cancel them, or change their time."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def move(
     delay: Annotated[str | None, Parameter(help="Or how long from now, as 30s, 5m, 2h or 7d.")] = None,
     cluster: Cluster = ANY_CLUSTER,
 ) -> int:
-    """Give a record another time. 1 if it is published or cancelled already."""
+    """Change the time at which a record is published. 1 if it is published or cancelled already."""
     due = due_of("--at", at, delay)
     if due is None:
         raise UsageError("say --at or --delay")
@@ -91,6 +91,6 @@ def fire(topic: Topic, id: Id, *, cluster: Cluster = ANY_CLUSTER) -> int:
 
 
 def say(found: DelayedState) -> None:
-    """Print what a record is."""
+    """Print the state of a delayed record."""
     at = "" if found.deliver_at is None else f" {found.deliver_at.isoformat(timespec='milliseconds')}"
     print(f"{found.id} {found.state}{at}")

@@ -1,8 +1,8 @@
 """`laminar cluster doctor`: checks of machines, catalog and every partition, each finding with what to do.
 
-It asks each node itself, so what only one node sees is seen too: its clock by the `Date` of its answers, its
-disk and warnings by ``/readyz``, sync times and limits by ``/metrics``, its ports by connecting to them. What
-is under way is a finding as well, as the cluster is not yet where it should be.
+It asks each node itself, so it finds what only that node can tell: its clock by the `Date` of its answers,
+its disk and warnings by ``/readyz``, sync times and limits by ``/metrics``, its ports by connecting to them.
+An operation that is under way is a finding as well, because the cluster is not yet as it was asked to be.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ MORE_LEADERS = 2
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is not as it should be: the check, the node or partition, and what to do."""
+    """A fault that a check found: the check's name, the node or partition, and what to do."""
 
     check: str
     where: str
@@ -61,7 +61,7 @@ class Finding:
 
 @dataclass(slots=True)
 class Answers:
-    """What one node says of itself; None or empty where it does not answer."""
+    """The answers of one node about itself; a field is None or empty if the node did not answer."""
 
     ready: dict[str, Any] | None = None
     ahead_s: float | None = None
@@ -79,7 +79,7 @@ class Answers:
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """What was asked of a cluster, and what was found."""
+    """The answers of a cluster, and the findings in them."""
 
     about: Mapping[str, Any]
     answers: Mapping[str, Answers]
@@ -159,7 +159,7 @@ def answers_of(client: Client, node: Mapping[str, Any]) -> Answers:
 
 
 def _get(client: Client, node: Mapping[str, Any], path: str) -> tuple[bytes, str]:
-    """Return body and `Date` of an answer; two empty ones if none comes, or the client may not have it."""
+    """Return the body and the `Date` of an answer; both are empty without an answer or without permission."""
     try:
         answer = client.ask_node(node["url"], path, timeout=ASK_TIMEOUT_S)
     except Error:
@@ -185,7 +185,7 @@ def _reaches(place: str) -> bool:
 
 
 def of_nodes(nodes: Sequence[Mapping[str, Any]], answers: Mapping[str, Answers]) -> Iterator[Finding]:
-    """Yield nodes that are not alive or not ready, and ports that are closed."""
+    """Yield a finding for each node that is not alive or not ready, and for each closed port."""
     for node in nodes:
         name, found = node["node"], answers.get(node["node"], Answers())
         if not node["alive"]:
@@ -212,7 +212,7 @@ def of_nodes(nodes: Sequence[Mapping[str, Any]], answers: Mapping[str, Answers])
 
 
 def of_clocks(answers: Mapping[str, Answers]) -> Iterator[Finding]:
-    """Yield nodes whose clocks differ from the median of all."""
+    """Yield a finding for each node whose clock differs from the median of all."""
     ahead = {name: found.ahead_s for name, found in answers.items() if found.ahead_s is not None}
     if len(ahead) < 2:
         return
@@ -230,7 +230,7 @@ def of_clocks(answers: Mapping[str, Answers]) -> Iterator[Finding]:
 
 
 def of_disks(answers: Mapping[str, Answers]) -> Iterator[Finding]:
-    """Yield disks that are nearly full or slow, and limits of open files that are low."""
+    """Yield a finding for each disk that is nearly full or slow, and for each low limit of open files."""
     for name, found in sorted(answers.items()):
         disk = (found.ready or {}).get("disk") or {}
         if disk.get("appends_refused"):
@@ -285,7 +285,7 @@ def of_disks(answers: Mapping[str, Answers]) -> Iterator[Finding]:
 
 
 def of_certificates(answers: Mapping[str, Answers]) -> Iterator[Finding]:
-    """Yield certificates of nodes and CAs that end soon."""
+    """Yield a finding for each certificate of a node or CA that expires soon."""
     for name, found in sorted(answers.items()):
         for what, metric, most_days, do in (
             (
@@ -308,7 +308,7 @@ def of_certificates(answers: Mapping[str, Answers]) -> Iterator[Finding]:
 
 
 def of_audit(answers: Mapping[str, Answers]) -> Iterator[Finding]:
-    """Yield nodes some of whose records are missing in `_audit`."""
+    """Yield a finding for each node that could not write all its records to `_audit`."""
     for name, found in sorted(answers.items()):
         dropped = sum(found.metrics.get("laminar_audit_dropped_total", ()))
         if dropped:
@@ -321,7 +321,7 @@ def of_audit(answers: Mapping[str, Answers]) -> Iterator[Finding]:
 
 
 def of_programs(about: Mapping[str, Any], answers: Mapping[str, Answers]) -> Iterator[Finding]:
-    """Yield nodes whose program is not that of most, or does not know the newest commands."""
+    """Yield a finding for each node whose version is not that of most, or that lacks the newest commands."""
     versions = {name: found.version for name, found in answers.items() if found.version}
     if len(set(versions.values())) > 1:
         usual = statistics.mode(sorted(versions.values()))
@@ -343,7 +343,7 @@ def of_programs(about: Mapping[str, Any], answers: Mapping[str, Answers]) -> Ite
 
 
 def of_catalog(about: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
-    """Yield what is wrong with the catalog's leader and voters."""
+    """Yield findings about the catalog's leader and voters."""
     if not about.get("catalog_leader"):
         yield Finding(
             "catalog",
@@ -373,7 +373,7 @@ def of_catalog(about: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]]) -> 
 
 
 def of_partitions(topics: Mapping[str, Mapping[str, Any]], partitions: Partitions) -> Iterator[Finding]:
-    """Yield partitions without a leader, with too few replicas in sync, or with replicas that need help."""
+    """Yield a finding for each partition without a leader, or whose replicas are out of sync or stuck."""
     for topic, listed in sorted(partitions.items()):
         about = topics[topic]
         fewest = int(about.get("settings", {}).get("min_replicas", 1))
@@ -435,7 +435,7 @@ def _of_replicas(place: str, partition: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def of_leaders(nodes: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
-    """Yield nodes that lead more than their share by weight."""
+    """Yield a finding for each node that leads more than its share by weight."""
     fit = [each for each in nodes if each["alive"] and not each["draining"] and each["leads"] is not None]
     total, weights = sum(each["leads"] for each in fit), sum(each["weight"] for each in fit)
     for node in fit:
@@ -450,7 +450,7 @@ def of_leaders(nodes: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
 
 
 def of_operations(operations: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
-    """Yield what is under way, and what blocks it."""
+    """Yield a finding for each operation under way, with what blocks it."""
     for each, sentence in ((each, changes_of([each])) for each in operations):
         if not sentence or each["kind"] in ("join", "leave"):
             continue

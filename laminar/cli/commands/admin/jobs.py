@@ -1,4 +1,4 @@
-"""`laminar channel receive` and the rest of what consumers say and people look at, by hand."""
+"""`laminar channel receive`, `ack`, `nack` and so on: a consumer's calls by hand, and its failed records."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def receive(
 
 
 def why_none(channel: ChannelInfo) -> str:
-    """Return why a channel gives out nothing new, as the end of a sentence; empty if it is not known."""
+    """Return why a channel delivers nothing new, as the end of a sentence; empty if that is unknown."""
     if channel.paused:
         return ": the channel is paused, and `laminar channel resume` ends that"
     if channel.blocked:
@@ -87,7 +87,7 @@ def job_as_json(job: Job[bytes]) -> bytes:
 
 
 def ack(topic: Topic, name: Name, *tokens: Token, cluster: Cluster = ANY_CLUSTER) -> None:
-    """Say that jobs are done: they do not come again."""
+    """Acknowledge jobs: they are not delivered again."""
     settle(topic, name, cluster, ack=some(tokens))
 
 
@@ -101,17 +101,17 @@ def nack(
     reason: Annotated[str, Parameter(help="For those who look at the dead.")] = "",
     cluster: Cluster = ANY_CLUSTER,
 ) -> None:
-    """Say that jobs failed: they come again, or are dead after the channel's last attempt."""
+    """Report that jobs failed: they are delivered again, or are dead after the channel's last attempt."""
     settle(topic, name, cluster, nack=some(tokens), delay=delay, reason=reason)
 
 
 def release(topic: Topic, name: Name, *tokens: Token, cluster: Cluster = ANY_CLUSTER) -> None:
-    """Give jobs back: they come again at once, and the attempt does not count."""
+    """Return jobs unprocessed: they are delivered again at once, and the attempt does not count."""
     settle(topic, name, cluster, release=some(tokens))
 
 
 def settle(topic: str, name: str, cluster: Cluster, **said: Any) -> None:
-    """Say what became of jobs; fail in part if some are late."""
+    """Send the outcome of jobs (done, failed, returned); exit code 3 if some tokens had expired."""
     with cluster.connect() as client:
         settled = client.topic(topic).channel(name).settle(**said)
     warn_late(settled)
@@ -120,7 +120,7 @@ def settle(topic: str, name: str, cluster: Cluster, **said: Any) -> None:
 
 
 def warn_late(settled: Settled) -> None:
-    """Name the jobs whose time was over."""
+    """Warn of the jobs whose delivery had expired."""
     for token in settled.late:
         complain(f"{token} is late: no consumer has the job by this token now, if one ever had")
 
@@ -145,7 +145,7 @@ def seek(
     listing: Listing = AS_TABLE,
     cluster: Cluster = ANY_CLUSTER,
 ) -> None:
-    """Move a channel: records from there on are given out again, whatever became of them."""
+    """Move a channel: records from there on are delivered again, acknowledged or not."""
     from laminar.cli.output import show
 
     with cluster.connect() as client:
@@ -185,7 +185,7 @@ def dead(
     listing: Listing = AS_TABLE,
     cluster: Cluster = ANY_CLUSTER,
 ) -> None:
-    """List the dead records; or replay or drop those that are named by tokens, or --all."""
+    """List the dead records; or replay or drop those that the tokens name, or all with --all."""
     if replay and drop:
         raise UsageError("say --replay or --drop")
     if (replay or drop) == (not tokens and not all) or (tokens and all):
@@ -206,7 +206,7 @@ def dead(
 
 
 def show_aside(found: list[AsideInfo], listing: Listing) -> None:
-    """Print records that are aside, by partition and offset."""
+    """Print records that wait for another attempt or are dead, by partition and offset."""
     from laminar.cli.output import show
 
     columns = ("token", "attempts", "time", "waits_for_key", "key", "tag", "reason")

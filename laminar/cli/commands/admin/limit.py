@@ -71,7 +71,7 @@ def remove(principal: Principal, *, cluster: Cluster = ANY_CLUSTER) -> None:
 
 
 def limit_of(text: str) -> tuple[str, int | None]:
-    """Return what ``NAME=NUMBER`` or ``NAME=none`` says. Raises `UsageError`."""
+    """Return the limit that ``NAME=NUMBER`` or ``NAME=none`` sets. Raises `UsageError`."""
     name, _, number = text.partition("=")
     if name not in NAMES:
         raise UsageError(f"{text!r}: there is no limit {name!r}, there are {', '.join(NAMES)}")
@@ -83,12 +83,12 @@ def limit_of(text: str) -> tuple[str, int | None]:
 
 
 def limits_text(limits: dict[str, int]) -> str:
-    """Return limits as `limit_of` reads them, with commas."""
+    """Return limits in the form that `limit_of` reads, separated by commas."""
     return ", ".join(f"{name}={limit}" for name, limit in limits.items())
 
 
 def path_of(principal: str) -> str:
-    """Return the path of a principal's limits."""
+    """Return the URL path of a principal's limits."""
     return f"/v1/admin/limits/{quote(principal, safe='*')}"
 
 

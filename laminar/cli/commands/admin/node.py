@@ -24,12 +24,12 @@ BLOCKED_S = 10.0
 
 
 def path_of(node: str) -> str:
-    """Return the resource of a node."""
+    """Return the URL path of a node."""
     return f"/v1/admin/nodes/{quote(node, safe='')}"
 
 
 def list_nodes(*, listing: Listing = AS_TABLE, cluster: Cluster = ANY_CLUSTER) -> None:
-    """List nodes with what is on them."""
+    """List nodes with their leaders, replicas and bytes."""
     from laminar.cli.commands.cluster import node_row
     from laminar.cli.output import show
 
@@ -49,7 +49,7 @@ def _status(row: dict[str, Any]) -> str:
 
 
 def describe(node: Name, *, listing: Listing = AS_TABLE, cluster: Cluster = ANY_CLUSTER) -> None:
-    """Show a node: what it announces, what was set, and what its drain waits for."""
+    """Show a node: what it announces, what an operator set, and what its drain waits for."""
     from laminar.cli.output import plain, show_json
 
     with cluster.connect() as client:
@@ -72,7 +72,7 @@ def drain(
 ) -> None:
     """Empty a node: its leaders and replicas go to other nodes, then it is safe to stop.
 
-    Exit code 3 if the drain has begun and something blocks it: it goes on when that is gone.
+    Exit code 3 if the drain has begun and something blocks it; it goes on when the cause is removed.
     """
     from laminar.cli.output import show_json
 

@@ -33,7 +33,7 @@ def cancel(
     listing: Listing = AS_TABLE,
     cluster: Cluster = ANY_CLUSTER,
 ) -> None:
-    """Cancel a drain or a pin: what it has moved goes back to where the rank places it."""
+    """Cancel a drain or a pin: the replicas that it has moved go back to the nodes that the rank chooses."""
     from laminar.cli.output import show_json
 
     with cluster.connect() as client:

@@ -31,7 +31,7 @@ def place_of(text: str) -> tuple[str, int]:
 
 
 def path_of(partition: str) -> str:
-    """Return the resource of a partition's place."""
+    """Return the URL path of a partition's placement."""
     topic, number = place_of(partition)
     return f"/v1/admin/topics/{quote(topic, safe='')}/partitions/{number}"
 
@@ -56,7 +56,7 @@ def move(
 
 
 def unpin(partition: Place, *, listing: Listing = AS_TABLE, cluster: Cluster = ANY_CLUSTER) -> None:
-    """Unpin a partition: its replicas move to where its rank places them."""
+    """Unpin a partition: its replicas move to the nodes that its rank chooses."""
     with cluster.connect() as client:
         found = client.request_json("DELETE", path_of(partition) + "/pin")
     _show(found, listing)

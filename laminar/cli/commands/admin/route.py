@@ -45,7 +45,7 @@ def route(
     listing: Listing = AS_TABLE,
     cluster: Cluster = ANY_CLUSTER,
 ) -> None:
-    """Show which partition holds which keys, which have ended, and the change under way."""
+    """Show which partition holds which keys, which partitions have ended, and the change under way."""
     from laminar.cli.output import show, show_json
 
     if version is not None:
@@ -149,7 +149,7 @@ def move(
     listing: Listing = AS_TABLE,
     cluster: Cluster = ANY_CLUSTER,
 ) -> None:
-    """Have a new partition take the records of a partition's keys; what the old one holds stays there."""
+    """Replace a partition by a new one on other nodes, for records from now on; older records stay there."""
     with cluster.connect() as client:
         begun = client.topic(topic).move(
             partition, avoid=avoid, wait=wait, abandon=abandon, force=force, detach=True

@@ -31,7 +31,7 @@ def draw() -> None:
 def add(
     file: File, new: Annotated[Path, Parameter(help="The file of the new secret, the same for every node.")]
 ) -> None:
-    """Accept a new secret, too: the first step of a change."""
+    """Accept a new secret too, and still use the old one: the first step of a change."""
     known, found = _read(file), _read(new)
     if len(found) != 1:
         raise UsageError(f"NEW has one secret ({new} has {len(found)})")
@@ -45,7 +45,7 @@ def add(
 
 
 def use(file: File) -> None:
-    """Use the secret that was only accepted, and accept the other one: the second step of a change."""
+    """Use the new secret, and still accept the old one: the second step of a change."""
     known = _read(file)
     if len(known) != 2:
         raise UsageError(f"{file} has only one secret: `laminar secret add` is the step before")
@@ -53,7 +53,7 @@ def use(file: File) -> None:
 
 
 def drop(file: File) -> None:
-    """Accept only the secret that is used: the last step of a change."""
+    """Accept only the new secret: the last step of a change."""
     _write(file, _read(file)[:1])
 
 
@@ -65,7 +65,7 @@ def _read(path: Path) -> list[str]:
 
 
 def _write(path: Path, found: list[str]) -> None:
-    """Replace the file, for the same user as before, durably; one that can't be written stays as it was."""
+    """Replace the file durably, and keep its owner; on an error the old file stays as it was."""
     path = path.resolve()
     new = path.with_name(f"{path.name}.new")
     try:

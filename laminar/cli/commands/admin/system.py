@@ -66,9 +66,9 @@ def unit(
     ),
     user: Annotated[str, Parameter(help="The user that it runs as.")] = "laminar",
 ) -> None:
-    """Print a unit of systemd: it notifies, restarts, and may write nothing but its data folder.
+    """Print a unit of systemd, which restarts the node, and lets it write only its data folder.
 
-    A node that is to steer packets (`steer`) needs more rights than this unit gives.
+    A node that steers packets by XDP (setting `steer`) needs more rights than this unit gives.
     """
     for name, path in (("data", data), ("config", config)):
         if not path.is_absolute() or any(each.isspace() or each in "%\"'\\" for each in str(path)):

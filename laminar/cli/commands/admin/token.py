@@ -1,6 +1,7 @@
-"""`laminar token` and `laminar whoami`: who may do what.
+"""`laminar token` and `laminar whoami`: tokens, and the grants of each.
 
-A grant is written ``ROLE:PREFIX``, a role on all names that begin so; ``ROLE`` alone is on everything.
+A grant is written ``ROLE:PREFIX``: the role on all names that begin with PREFIX. ``ROLE`` alone is the role
+on every name.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def create(
     ] = None,
     cluster: Cluster = ANY_CLUSTER,
 ) -> None:
-    """Create a token. It is shown this once: the cluster keeps no copy."""
+    """Create a token. It is shown only now: the cluster keeps no copy."""
     from laminar.cli.times import later
 
     if not grant:
@@ -96,7 +97,7 @@ def revoke(
     yes: Annotated[bool, Parameter(name=["--yes", "-y"], negative="", help="Do not ask.")] = False,
     cluster: Cluster = ANY_CLUSTER,
 ) -> None:
-    """Revoke tokens, after asking: what is sent with them is refused from then on."""
+    """Revoke tokens, after asking: requests with them are refused from then on."""
     from laminar.cli.commands.topic import confirm
 
     if not tokens:
@@ -110,13 +111,13 @@ def revoke(
 
 
 def whoami(*, listing: Listing = AS_TABLE, cluster: Cluster = ANY_CLUSTER) -> None:
-    """Show as whom the cluster knows you, what you may do, and your limits."""
+    """Show your principal, its grants and its limits."""
     with cluster.connect() as client:
         _show([client.request_json("GET", "/v1/whoami")], listing, name="principal")
 
 
 def grant_of(text: str) -> dict[str, str]:
-    """Return the grant that ``ROLE:PREFIX`` or ``ROLE`` says. Raises `UsageError`."""
+    """Return the grant that ``ROLE:PREFIX`` or ``ROLE`` names. Raises `UsageError`."""
     role, _, prefix = text.partition(":")
     if role not in ROLES:
         raise UsageError(f"--grant {text!r}: say ROLE or ROLE:PREFIX; roles are {', '.join(ROLES)}")
@@ -124,12 +125,12 @@ def grant_of(text: str) -> dict[str, str]:
 
 
 def grants_text(grants: Iterable[Mapping[str, str]]) -> str:
-    """Return grants as `grant_of` reads them, with commas."""
+    """Return grants in the form that `grant_of` reads, separated by commas."""
     return ", ".join(f"{each['role']}:{each['prefix']}".removesuffix(":") for each in grants)
 
 
 def path_of(token: str) -> str:
-    """Return the path of a token. Raises `UsageError` for what is no id, such as a token itself."""
+    """Return the URL path of a token. Raises `UsageError` for what is no id, such as the whole token."""
     if len(token) != 16 or not set(token) <= set("0123456789abcdef"):
         shown = f" {token!r}" if len(token) < 30 else ""  # a token itself is not printed again
         raise UsageError(f"the id of a token is 16 hexadecimal digits, not{shown or ' this'}")

@@ -38,7 +38,7 @@ def export(
     listing: Listing = AS_TABLE,
     cluster: Cluster = ANY_CLUSTER,
 ) -> None:
-    """Bring a backup of a topic up to now. 1 if the topic is another one now, or lost records meanwhile."""
+    """Back up a topic, or add new records to its backup. 1 if it was replaced or lost records meanwhile."""
     shown = _Shown()
 
     def progress(done: Exported) -> None:
@@ -131,7 +131,7 @@ def _say_what_is_left_out(manifest: Manifest) -> None:
 
 
 def _run(cluster: Cluster, work: Callable[[Session], Coroutine[Any, Any, Any]], shown: _Shown) -> Any:
-    """Return what `work` returns, done with a session of the cluster."""
+    """Run `work` with a session of the cluster, and return its result."""
 
     async def run() -> Any:
         client = connect(
@@ -153,7 +153,7 @@ def _run(cluster: Cluster, work: Callable[[Session], Coroutine[Any, Any, Any]], 
 
 
 class _Shown:
-    """How far a run is, on standard error, once a second if that is a terminal."""
+    """The progress of a run, printed on standard error once a second if that is a terminal."""
 
     def __init__(self) -> None:
         self._line = ProgressLine()

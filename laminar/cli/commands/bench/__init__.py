@@ -1,5 +1,5 @@
-"""`laminar bench`: what a cluster does under a load that keeps to a schedule, as a program meets it.
+"""`laminar bench`: the rates and latencies of a cluster under a load with a schedule, as a client sees them.
 
 The load is *open*: record n is due at a time that does not depend on how fast the cluster answers, and its
-latency counts from then. So records that had to wait behind a slow one have waited in the figures, too.
+latency counts from then. So a record that waits because an earlier one was slow has that wait in its latency.
 """

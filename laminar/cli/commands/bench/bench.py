@@ -1,4 +1,4 @@
-"""`laminar bench produce`, `consume` and `latency`: options, the run, and what is printed of it."""
+"""`laminar bench produce`, `consume` and `latency`: options, the run, and the printed result."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Json = Annotated[bool, Parameter(negative="", help="Print the report as JSON.", 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class Written:
-    """The topic that a load writes: one that it makes, or one that exists if that is permitted."""
+    """The topic that a load writes: a new one, or an existing one if that is permitted."""
 
     partitions: Annotated[
         int | None, Parameter(help=f"Partitions of the topic that is made. [default: {DEFAULT_PARTITIONS}]")
@@ -71,7 +71,7 @@ class Written:
 
     @contextmanager
     def used(self, cluster: Cluster, topic: str) -> Iterator[None]:
-        """Delete the topic after the block if that is wanted; else say that it is there, if it was made."""
+        """Delete the topic after the block if that is wanted; otherwise name the topic that was created."""
         try:
             yield
         finally:
@@ -151,7 +151,7 @@ def consume(
     json: Json = False,
     cluster: Cluster = ANY_CLUSTER,
 ) -> int:
-    """Read what a topic has, from the earliest record to the end. 3 if the reading failed."""
+    """Read all records of a topic, from the earliest to the end. 3 if the reading failed."""
     from laminar.cli.commands.bench import loads, setup
     from laminar.cli.commands.bench.report import Report
     from laminar.cli.commands.bench.tally import Tally

@@ -1,6 +1,6 @@
-"""The three loads: records that are sent as a producer sends them, appends of one record each, and a reader.
+"""The three loads: a producer's batches, appends of one record each, and a reader.
 
-Each begins and ends the tally that it is given, also if it is cancelled.
+Each begins the tally that it is given, and ends it also if it is cancelled.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _ENDED = Error("the load ended", code="load_ended")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What is sent: records of `size` bytes, for `seconds`, `rate` a second (None: as fast as it goes)."""
+    """The load to send: records of `size` bytes, for `seconds`, `rate` a second (None: unlimited)."""
 
     size: int
     seconds: float
@@ -80,7 +80,7 @@ class _Stream:
 
     @property
     def is_full(self) -> bool:
-        """Whether the buffer has no room, as that of a producer."""
+        """Whether the buffer is full, with the same limit as a producer's."""
         return self._sender.accumulator.buffered_bytes >= DEFAULT_BUFFER_BYTES
 
     def hand_over(self, count: int, *, due_s: float | None = None) -> None:
@@ -131,7 +131,7 @@ class _Stream:
         self.tally.succeeded(now_s, part.count, part.count * len(self._value))
 
     async def moved(self, until_s: float | None = None) -> None:
-        """Wait until something has its answer, or until a time."""
+        """Wait until a record is answered, or until a time."""
         self._moved.clear()
         left_s = None if until_s is None else max(0.001, until_s - time.perf_counter())
         try:
@@ -140,7 +140,7 @@ class _Stream:
             return
 
     async def answered(self) -> None:
-        """Wait until all has its answer or its error."""
+        """Wait until every record is answered or has failed."""
         with self._sender.hurry():
             while self._sender.accumulator.buffered_bytes > 0:
                 await self.moved()
@@ -206,8 +206,9 @@ async def _send_due(sender: Sender, load: Load, tally: Tally, pace: Pace) -> Non
 async def latency(topic: Topic[bytes], load: Load, tally: Tally, read: Tally) -> None:
     """Append records one by one, and read them; latencies are from when each was due.
 
-    `tally` has them to the acknowledgement, `read` until a reader that follows the topic had the record.
-    At most `load.in_flight` appends are under way: what is due beyond that waits, and its time counts.
+    `tally` has the latencies to the acknowledgement, `read` those until a reader that follows the topic got
+    the record. At most `load.in_flight` appends are under way: a record that is due beyond that waits, and
+    the wait is part of its latency.
     """
     assert load.rate is not None, "appends of one record each have a schedule"
     pace = Pace(load.rate, load.seconds)
@@ -272,7 +273,7 @@ async def _read(reader: Reader[bytes], run: bytes, pace: Pace, read: Tally) -> N
 
 
 async def _all_read(reading: asyncio.Task[None], tally: Tally, read: Tally) -> None:
-    """Wait until all that was acknowledged is read, or nothing more comes."""
+    """Wait until all acknowledged records are read, or no more arrive."""
     before, since_s = read.done, time.perf_counter()
     while read.done < tally.done and not reading.done():
         await asyncio.sleep(_LOOK_S)
@@ -286,9 +287,10 @@ async def _all_read(reading: asyncio.Task[None], tally: Tally, read: Tally) -> N
 
 
 async def consume(topic: Topic[bytes], tally: Tally, *, rate: float | None, seconds: float | None) -> None:
-    """Read what is there, or for some seconds.
+    """Read all records that are there, or for some seconds.
 
-    A latency is how late a record was read by the schedule; without a rate how long a batch was waited for.
+        With a rate, a latency is the time from when a record was due until it was read; without one, the wait
+    for a batch.
     """
     reader = topic.read("earliest")
     pace = Pace(rate or 1.0, seconds or 1.0)

@@ -1,4 +1,4 @@
-"""When the records of a load are due: record n at its begin and n / rate, whatever became of those before."""
+"""The schedule of a load: record n is due n / rate seconds after the start, even if earlier records wait."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class Pace:
 
     @contextmanager
     def running(self) -> Iterator[Pace]:
-        """Begin now; `until` may be awaited within the block."""
+        """Start the schedule now; `until` may be awaited within the block."""
         with ThreadPoolExecutor(1, thread_name_prefix="pace") as self._sleeper:
             self.began_s = time.perf_counter()
             yield self
 
     @property
     def ends_s(self) -> float:
-        """When the load ends, although records that are due were not sent: a little after the last is due."""
+        """When the load ends even if due records were not sent: a little after the last is due."""
         return self.began_s + self.seconds + max(GRACE_S, GRACE * self.seconds)
 
     def due_s(self, number: int) -> float:
@@ -48,7 +48,7 @@ class Pace:
         return min(self.total, int((now_s - self.began_s) * self.rate) + 1)
 
     async def until(self, number: int) -> None:
-        """Wait until a record is due, and at least for a tick where several are due in one."""
+        """Wait until a record is due; if several are due within one tick, wait at least one tick."""
         left_s = self.due_s(number) - time.perf_counter()
         if self.rate * TICK_S > 1:
             await asyncio.sleep(max(left_s, TICK_S))

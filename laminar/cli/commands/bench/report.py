@@ -1,4 +1,4 @@
-"""The report of a load: the set-up, the figures, and what is wrong with them."""
+"""The report of a load: the set-up, the figures, and reasons not to trust them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ LATE, LATE_S = 0.05, 0.5
 
 
 class Report:
-    """What is said of a load that has ended.
+    """The report of a load that has ended.
 
-    `about` is the set-up, `load` what was asked for: its kind, rate, seconds and so on. `read` has the
-    figures of the reader that followed. `is_whole`: it was not interrupted.
+    `about` is the set-up, `load` the request: kind, rate, seconds and so on. `read` has the figures of the
+    reader that followed the topic. `is_whole` tells that the load was not interrupted.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Report:
         self.document["rate_reached"] = not self._shortfall() if load["rate"] and is_whole else None
 
     def show(self, *, json: bool) -> int:
-        """Print the figures, and on standard error what is wrong with them; return the exit code."""
+        """Print the figures, and reasons not to trust them on standard error; return the exit code."""
         if json:
             show_json(self.document)
         else:
@@ -54,7 +54,7 @@ class Report:
         return EXIT_PARTLY if notes else EXIT_DONE
 
     def _shortfall(self) -> str:
-        """Return by how much the rate that was wanted was not reached; "" if it was."""
+        """Return by how much the requested rate was missed; "" if it was reached."""
         found, rate = self.document, self._load["rate"]
         if self._load["kind"] == "consume":
             late = found["latency_ms"]["max"] > LATE_S * 1000 and found["records_per_s"] < (1 - LATE) * rate
@@ -67,7 +67,7 @@ class Report:
         return ""
 
     def _notes(self) -> list[str]:
-        """Return what keeps the figures from being those of the load that was asked for."""
+        """Return the reasons why the figures are not those of the requested load."""
         found, rate = self.document, self._load["rate"]
         if not self._is_whole:
             return ["it was interrupted: the figures are those until then"]
@@ -97,7 +97,7 @@ class Report:
         return notes
 
     def _lines(self) -> list[tuple[str, str]]:
-        """Return the lines for a person: a name and a text each."""
+        """Return the report for a person, as pairs of a name and a text."""
         found, load, client = self.document, self._load, self.document["client"]
         alive = sum(bool(each["alive"]) for each in found["nodes"])
         shards = sum(each["shards"] for each in found["nodes"])
@@ -153,7 +153,7 @@ class Report:
         return ", ".join(parts)
 
     def _meaning(self) -> str:
-        """Return what a latency is."""
+        """Return a sentence that says what a latency of this load is."""
         if self._load["kind"] == "consume":
             return "how late a record was read" if self._load["rate"] else "the wait for a batch"
         if self._load["rate"]:

@@ -1,4 +1,4 @@
-"""What a load runs against: the topic that it makes or may use, and how cluster and client are described."""
+"""The set-up of a load: the topic that it creates or uses, and a description of cluster and client."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def make(
     client: Client, topic: str, *, partitions: int, replicas: int | None, settings: dict[str, Any]
 ) -> None:
-    """Create the topic of a load, and no other: one that is there may hold records that someone needs.
+    """Create the topic of a load. An existing one is refused: it may hold records that someone needs.
 
     Raises:
         UsageError: it exists.
@@ -32,7 +32,7 @@ def make(
 
 
 def check_size(client: Client, size: int, *, at_least: int) -> None:
-    """Refuse records that the cluster does not take. Raises `UsageError`."""
+    """Refuse a record size that is over the cluster's limit. Raises `UsageError`."""
     most = client.request_json("GET", "/v1/limits")["max_record_bytes"]
     if not at_least <= size <= most:
         raise UsageError(f"--size is {at_least} to {most:,} bytes, not {size:,}")

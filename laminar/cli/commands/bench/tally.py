@@ -1,6 +1,6 @@
-"""What a load has met so far: latencies, errors by code, the longest time without a success.
+"""The results of a load so far: latencies, errors by code, the longest time without a success.
 
-It takes the same memory after a second and after a day.
+Its memory does not grow with the duration.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MOST_CODES: Final = 50
 
 
 class Latencies:
-    """Times in seconds, by buckets, and the longest of them exactly."""
+    """A histogram of times in seconds, with the exact longest one."""
 
     def __init__(self) -> None:
         self._histogram = Histogram(BOUNDS)
@@ -27,7 +27,7 @@ class Latencies:
         self.longest_s = 0.0
 
     def observe(self, seconds: float, count: int = 1) -> None:
-        """Count a time."""
+        """Count one latency, in seconds."""
         self._histogram.observe_many(seconds, count)
         self.count += count
         self.longest_s = max(self.longest_s, seconds)
@@ -59,30 +59,30 @@ class Tally:
         self._ended_s: float | None = None
 
     def begin(self) -> None:
-        """Begin now."""
+        """Start the clock."""
         self._began_s = self._last_s = time.perf_counter()
 
     def succeeded(self, now_s: float, count: int, size_bytes: int) -> None:
-        """Note records that have their answer now."""
+        """Count records that were answered now."""
         self.longest_gap_s = max(self.longest_gap_s, now_s - self._last_s)
         self._last_s = max(self._last_s, now_s)
         self.done += count
         self.bytes += size_bytes
 
     def failed(self, code: str, count: int = 1) -> None:
-        """Note records that failed."""
+        """Count records that failed now."""
         known = code in self.errors or len(self.errors) < MOST_CODES
         self.errors[code if known else "others"] += count
 
     def end(self) -> None:
-        """End now. What failed or was not sent since the last success is a gap, too."""
+        """Stop the clock. The time since the last success is a gap if records failed or were unsent in it."""
         self._ended_s = time.perf_counter()
         if not self.done or self.errors:
             self.longest_gap_s = max(self.longest_gap_s, self._ended_s - self._last_s)
 
     @property
     def took_s(self) -> float:
-        """From the begin to the last success; to the end if there was none."""
+        """Seconds from the start to the last success; to the end if there was none."""
         if self.done:
             return self._last_s - self._began_s
         return (self._ended_s or time.perf_counter()) - self._began_s

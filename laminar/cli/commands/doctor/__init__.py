@@ -1,1 +1,1 @@
-"""`laminar doctor`: checks of this machine and of the cluster, and a file of bundles for those who help."""
+"""`laminar doctor`: checks of this machine and of the cluster, and a file to send to support."""

@@ -46,7 +46,7 @@ def check_new(file: Path) -> None:
 
 
 def write(file: Path, lines: Sequence[Line], bundles: Mapping[str, Any]) -> None:
-    """Write the file, which only its owner may read. `bundles` has documents by names of nodes."""
+    """Write the file, which only its owner may read. `bundles` has the documents by the nodes' names."""
     shown = [
         {
             "status": line.status,

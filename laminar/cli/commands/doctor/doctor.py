@@ -110,7 +110,7 @@ def doctor(
 
 
 def _print(line: Line, *, is_short: bool) -> None:
-    """Print a line; what to do is on one of its own, as a terminal may be narrow."""
+    """Print a line; the advice is on a line of its own, as a terminal may be narrow."""
     if is_short:
         if line.status == WARNING:
             print(line.check)
@@ -132,7 +132,7 @@ def _of_machine(urls: tuple[str, ...], data: Path | None, config: Path | None) -
 def _of_cluster(client: Client, bundles: dict[str, Any], *, is_wanted: bool) -> Iterator[Line]:
     """Yield the lines of the cluster; put the bundles that nodes give into `bundles`.
 
-    `is_wanted`: also a line for each node that gives none, as it does during an upgrade.
+    With `is_wanted`, yield also a line for each node that gives no bundle, as older nodes do.
     """
     missing: dict[str, str] = {}
 
@@ -169,7 +169,7 @@ def _of_cluster(client: Client, bundles: dict[str, Any], *, is_wanted: bool) -> 
 
 
 def _fine(check: str, found: Examined) -> Iterator[Line]:
-    """Yield what is said of a check that found nothing."""
+    """Yield the line of a check that found nothing."""
     answers = dict(sorted(found.answers.items()))
     if check == "clocks":
         ahead = [each.ahead_s for each in answers.values() if each.ahead_s is not None]
@@ -201,5 +201,5 @@ def _said(buckets: Mapping[float, float]) -> str:
 
 
 def _ms(bound_s: float) -> str:
-    """Return a bound as text; the last one has none."""
+    """Return the upper bound of a bucket as text; the last bucket has none."""
     return "longer than the histogram shows" if bound_s == math.inf else f"at most {bound_s * 1000:g} ms"

@@ -1,4 +1,4 @@
-"""What a check has found: a line that says ok, or what is wrong and what to do."""
+"""The result of a check: a line that says ok, or what is wrong and what to do."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class Line:
 
 
 def fine(check: str, finding: str, *, where: str = HERE) -> Line:
-    """Return a line on what is as it should be."""
+    """Return the line of a check that found no fault."""
     return Line("ok", check, where, finding)
 
 
 def wrong(check: str, finding: str, do: str, *, where: str = HERE) -> Line:
-    """Return a line on what is not, with what to do."""
+    """Return the line of a fault, with what to do."""
     return Line("warning", check, where, finding, do)

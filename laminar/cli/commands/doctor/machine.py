@@ -29,7 +29,7 @@ MANY_OPEN_FILES = 65_536
 
 
 def of_versions() -> Iterator[Line]:
-    """Yield a line on the programs here."""
+    """Yield a line with the versions of Laminar, Python and the kernel."""
     from importlib.metadata import version
 
     from laminar.compiled import described
@@ -42,9 +42,9 @@ def of_versions() -> Iterator[Line]:
 
 
 def of_settings(config: Path | None) -> tuple[list[Line], Settings]:
-    """Return lines on the settings that a node would have here, and these; the defaults if they are wrong.
+    """Return lines about the settings that a node would have here, and these; defaults if they are wrong.
 
-    Values are shown as bundles show them, with where each comes from.
+    Values are shown as in bundles (no secrets), each with its source.
     """
     try:
         loaded = load(config=config, environ=os.environ)
@@ -143,5 +143,5 @@ def sync_times(folder: Path) -> list[float]:
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
-    """Return the value that `share` of the sorted values do not pass."""
+    """Return the percentile at `share` (0 to 1) of sorted values."""
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]

@@ -1,4 +1,4 @@
-"""`laminar record history`: what became of a record."""
+"""`laminar record history`: the events of a record, and its state in each channel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`laminar search`: print the records that have what is asked for, and say how far it was looked."""
+"""`laminar search`: print the records that match, and say how much of the topic was searched."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def search(
     ] = False,
     cluster: Cluster = ANY_CLUSTER,
 ) -> int:
-    """Print the records that have all that is asked for. 1 if a part of the topic was not searched."""
+    """Print the records that match all conditions. 1 if a part of the topic was not searched."""
     show = as_json if lines else compile_format(format)
     if limit is not None and limit < 1:
         raise UsageError(f"--limit is 1 or more, not {limit}")
@@ -92,7 +92,7 @@ def search(
 
 
 def _print(topic: str, found: Search, show: Show) -> int:
-    """Print what is found, and on standard error how far it was looked; return the exit code."""
+    """Print the matches, and on standard error how much was searched; return the exit code."""
     progress, cut = ProgressLine(), 0
     try:
         while True:
@@ -116,7 +116,7 @@ def _print(topic: str, found: Search, show: Show) -> int:
 
 
 def said(found: Search) -> str:
-    """Return a line that says how far a search has looked."""
+    """Return a line that says how much a search has covered."""
     looked = f"searched {found.searched_records:,} records ({found.searched_bytes:,} bytes)"
     if not found.left_partitions:
         return f"{looked}: that is all"
@@ -131,7 +131,7 @@ def _pair(option: str, text: str) -> tuple[str, str]:
 
 
 def _equals(text: str) -> tuple[str, Any]:
-    """Return the path and the value; what is no JSON is text."""
+    """Return the path and the value of ``PATH=VALUE``; a value that is no JSON is text."""
     path, value = _pair("--json", text)
     try:
         return path, msgspec.json.decode(value)
@@ -140,7 +140,7 @@ def _equals(text: str) -> tuple[str, Any]:
 
 
 class _Line:
-    """A record that was found, as lines show records."""
+    """A record that was found, in the form that `lines` prints."""
 
     def __init__(self, topic: str, record: FoundRecord) -> None:
         self.topic = topic

@@ -1,4 +1,4 @@
-"""`laminar trace show`: what happened to records, and who did it."""
+"""`laminar trace show`: the events of records, and the client of each."""
 
 from __future__ import annotations
 

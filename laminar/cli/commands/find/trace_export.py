@@ -80,7 +80,7 @@ async def _run(
 
 
 class _Shown:
-    """How far the export is, on standard error if that is a terminal; and once what it waits for."""
+    """The progress of the export, on standard error if that is a terminal, and once the reason of a wait."""
 
     def __init__(self, receiver: Receiver) -> None:
         self._receiver = receiver
