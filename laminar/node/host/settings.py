@@ -89,8 +89,8 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
     advertise_host: Annotated[
         str,
         _about(
-            "host name or address by which other nodes and clients reach this node; empty: `host`; needed for "
-            "0.0.0.0"
+            "host name or address by which other nodes and clients reach this node; empty: `host`; needed "
+            "for 0.0.0.0"
         ),
     ] = ""
     gossip_host: Annotated[
