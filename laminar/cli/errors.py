@@ -17,12 +17,18 @@ HINTS = {
     "no_such_operation": "`laminar operations list` shows what is under way",
     "not_cancellable": "`laminar topic alter` changes a number of replicas, `laminar partition move` a place",
     "offset_expired": "--on-expired earliest goes on at the earliest record that is left",
-    "unauthorized": "say who asks: --token-file, or (not with a --url of other hosts) LAMINAR_TOKEN, "
-    "LAMINAR_TOKEN_FILE or a context with a token",
-    "forbidden": "`laminar whoami` shows what your token permits; an admin may make another",
+    "unauthorized": "give a token: --token-file, LAMINAR_TOKEN_FILE or LAMINAR_TOKEN, or a context with a "
+    "token. A token of the environment or of a context is not sent to a --url of another host",
+    "forbidden": "`laminar whoami` shows what your token permits; an admin can make a token with more grants",
     "no_such_token": "`laminar token list` shows what there is",
-    "too_few_nodes": "start more nodes, ask for fewer --replicas, or give --allow-fewer-replicas; without "
-    "--replicas, and for `_transactions`, the nodes' --default-replicas counts",
+    "too_few_nodes": "start more nodes, ask for fewer --replicas, or give --allow-fewer-replicas. Without "
+    "--replicas, and for `_transactions`, the nodes' setting default_replicas applies",
+    "no_such_partition": "`laminar topic describe` shows the partitions",
+    "no_such_cursor": "`laminar cursor list` shows what there is",
+    "no_such_sink": "`laminar sink list` shows what there is",
+    "no_such_node": "`laminar node list` shows what there is",
+    "no_such_delayed_record": "`laminar delayed list` shows the pending ones",
+    "no_such_route": "`laminar topic route` shows the present route",
 }
 
 

@@ -22,7 +22,7 @@ def due_of(option: str, at: str | None, delay: str | None) -> datetime.datetime 
         return moment(option, at)
     found = _after(delay)
     if found is None:
-        raise UsageError(f"--delay {delay!r}: say a span of time, as 30s, 5m, 2h or 7d")
+        raise UsageError(f"--delay {delay!r} is not a duration, such as 30s, 5m, 2h or 7d")
     return found
 
 
@@ -59,5 +59,7 @@ def moment(option: str, text: str | None) -> datetime.datetime | None:
     except ValueError:
         found = None
     if found is None or found.tzinfo is None:
-        raise UsageError(f"{option} {text!r}: say a time with an offset, as 2030-01-31T12:00:00Z")
+        raise UsageError(
+            f"{option} {text!r} is not a time with an offset from UTC, such as 2030-01-31T12:00:00Z"
+        )
     return found

@@ -278,9 +278,12 @@ class Supervisor:
         while self._alive() or (not self._stop_signals and self._waiting()):
             self._turn()
         if self._stop_signals:
-            log.info("stopped%s", ": children had to be killed" if self._killed else "")
+            log.info(
+                "stopped%s",
+                "; processes that did not end within drain_ms were killed" if self._killed else "",
+            )
             return EXIT_FAILED if self._killed or self._unrecoverable else EXIT_DONE
-        log.error("no child is started again: all of them died too often")
+        log.error("this node ends: all of its processes died too often")
         return EXIT_FAILED
 
     def _turn(self) -> None:
@@ -294,7 +297,10 @@ class Supervisor:
                 child.restarts += 1
                 self._start(child)
         if self._kill_at_ms is not None and now_ms >= self._kill_at_ms:
-            log.warning("children still run %d ms after the order to stop: killed", self._settings.drain_ms)
+            log.warning(
+                "processes of this node still run %d ms after the order to stop (drain_ms): they are killed",
+                self._settings.drain_ms,
+            )
             self._kill_all()
 
     def _timeout_s(self) -> float | None:
@@ -622,7 +628,7 @@ class Supervisor:
     def _stop(self) -> None:
         self._stop_signals += 1
         if self._stop_signals > 1:
-            log.warning("second request to stop: the children are killed")
+            log.warning("second request to stop: the processes of this node are killed")
             self._kill_all()
             return
         machine.notify_service_manager("STOPPING=1", os.environ)

@@ -184,9 +184,9 @@ def parse_token(text: str) -> Named:
     """
     found = _TOKEN.fullmatch(text)
     if found is None:
-        raise ValueError(f"{text[:80]!r} is no token: PARTITION:OFFSET:DELIVERY")
+        raise ValueError(f"{text[:80]!r} is not a job's token, which is PARTITION:OFFSET:DELIVERY")
     partition, first, last, delivery = found.groups()
     named = Named(int(partition), int(first), int(last or first) + 1, int(delivery))
     if named.end <= named.first or max(named) >= 1 << 62:
-        raise ValueError(f"{text[:80]!r} is no token: its numbers cannot be")
+        raise ValueError(f"{text[:80]!r} is not a job's token: its numbers are impossible")
     return named

@@ -94,7 +94,7 @@ def test_what_is_not_well_is_said_everywhere_and_nothing_is_acknowledged_thinly(
         assert (201, 3, 2) == (made.status_code, made.json()["replicas"], made.json()["replicas_placed"])
         sentences = [f"idle/{number} is not in sync on {gone}" for number in range(4)]
         sentences += [
-            f"strict/{number} takes no appends: 2 in sync, min_replicas is 3" for number in range(2)
+            f"strict/{number} refuses appends: 2 replica(s) in sync, min_replicas is 3" for number in range(2)
         ]
         sentences += [f"node {gone} does not answer", "more has 2 of the 3 replicas asked for"]
         assert EXIT_FAILED == until(lambda: said(status(), *sentences))

@@ -26,7 +26,7 @@ def test_flags_win_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None
     [
         (["--sharts", "3"], "command line: unknown setting --sharts; did you mean --shards?"),
         (["--shards"], "--shards: has no value"),
-        (["--shards", "many"], "--shards: shards is a whole number (it is 'many')"),
+        (["--shards", "many"], "--shards: shards must be a whole number (it is 'many')"),
     ],
 )
 def test_a_wrong_setting_is_one_line(

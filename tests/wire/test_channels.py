@@ -39,7 +39,7 @@ def test_a_start_that_names_no_cursor_is_refused(start: object) -> None:
 )
 def test_what_is_no_token_is_refused(text: str) -> None:
     """Numbers are digits alone; a range rises."""
-    with pytest.raises(ValueError, match="is no token"):
+    with pytest.raises(ValueError, match="is not a job's token"):
         parse_token(text)
 
 

@@ -200,7 +200,7 @@ def trim(
                 handle.delete_before(offset, partition=number, dry_run=True)
                 for number, offset in offsets.items()
             ]
-            confirm(f"give up {sum(each.deleted for each in planned):,} records of topic {topic}?")
+            confirm(f"delete {sum(each.deleted for each in planned):,} records of topic {topic}?")
         rows = [
             asdict(handle.delete_before(offset, partition=number, dry_run=dry_run))
             for number, offset in offsets.items()

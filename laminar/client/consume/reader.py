@@ -59,11 +59,11 @@ def start_parameter(start: str | datetime.datetime, *, now_ms: int) -> str:
         return str(int(datetime.datetime.fromisoformat(start).timestamp() * 1000))
     except ValueError:
         raise ConfigError(
-            f"start={start!r} is no place to start",
+            f"start={start!r} is neither a place nor a time",
             code="bad_start",
             field="start",
             value=start,
-            hint="earliest, latest, -10m, an RFC 3339 time, a datetime or {partition: offset}",
+            hint="use earliest, latest, -10m, an RFC 3339 time, a datetime or {partition: offset}",
         ) from None
 
 
@@ -327,7 +327,8 @@ class Reader(Generic[T]):
         beyond = [each for each in named if each not in there and lineage.end_of(each) is None]
         if beyond:
             raise ConfigError(
-                f"{self._topic} has {len(places.places)} partitions, not {beyond[0]}",
+                f"topic {self._topic} has no partition {beyond[0]}: it has {len(places.places)}, the last is "
+                f"{places.numbers[-1]}",
                 code="no_partition",
                 field="partitions",
                 value=beyond[0],

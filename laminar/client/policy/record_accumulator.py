@@ -538,7 +538,7 @@ class RecordAccumulator:
 def sealed_error(partition: int, version: int) -> Sealed:
     """Return the error for records whose partition the caller named, and that has ended."""
     return Sealed(
-        f"partition {partition} has ended: others follow it",
+        f"partition {partition} has ended, and accepts no more records: other partitions replace it",
         code="sealed",
         field="partition",
         value=partition,

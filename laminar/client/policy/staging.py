@@ -164,7 +164,8 @@ class Stages:
             if number in place.ended:
                 raise sealed_error(number, place.route.version)
             raise ConfigError(
-                f"partition {number} of {len(place.route)} of topic {topic!r}",
+                f"topic {topic} has no partition {number}: it has {len(place.route)}, the last is "
+                f"{max(place.route.numbers)}",
                 code="no_partition",
                 field="partition",
                 value=number,

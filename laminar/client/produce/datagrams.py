@@ -353,7 +353,8 @@ class Datagrams(Generic[T]):
                 raise sealed_error(partition, self._route.version)
             if partition not in queues:
                 raise ConfigError(
-                    f"partition {partition} of {len(queues)}",
+                    f"the topic has no partition {partition}: it has {len(queues)}, the last is "
+                    f"{max(queues)}",
                     code="no_partition",
                     field="partition",
                     value=partition,

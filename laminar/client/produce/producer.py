@@ -90,7 +90,8 @@ def queue_for(accumulator: RecordAccumulator, key: bytes | None, partition: int 
             raise sealed_error(partition, accumulator.route.version)
         if partition not in accumulator.queues:
             raise ConfigError(
-                f"partition {partition} of {len(accumulator.queues)}",
+                f"the topic has no partition {partition}: it has {len(accumulator.queues)}, the last is "
+                f"{max(accumulator.queues)}",
                 code="no_partition",
                 field="partition",
                 value=partition,

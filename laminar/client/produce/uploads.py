@@ -284,7 +284,7 @@ def check_partition(topic: str, partition: int, numbers: Sequence[int]) -> None:
     """Raise `ConfigError` for a partition that the topic does not have; it has those of `numbers`."""
     if partition not in numbers:
         raise ConfigError(
-            f"{topic} has {len(numbers)} partitions, not {partition}",
+            f"topic {topic} has no partition {partition}: it has {len(numbers)}, the last is {max(numbers)}",
             code="no_partition",
             field="partition",
             value=partition,

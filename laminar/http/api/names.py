@@ -22,5 +22,11 @@ _TOPIC: Final = re.compile(TOPIC_PATTERN + r"\Z")
 def check_name(value: str, *, field: str) -> str:
     """Return the name of a topic or cursor, unchanged; 422 `invalid` if it may not be one."""
     if not _TOPIC.match(value) or value in (".", ".."):
-        raise Problem("invalid", f"no valid name of a {field}", field=field, value=value, limit=TOPIC_PATTERN)
+        raise Problem(
+            "invalid",
+            f"the name of a {field} must have 1 to 200 letters, digits, '.', '_' or '-'",
+            field=field,
+            value=value,
+            limit=TOPIC_PATTERN,
+        )
     return value

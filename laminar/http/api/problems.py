@@ -65,7 +65,7 @@ _ROWS: Final = (
         "bad_checksum",
         400,
         "A checksum does not match",
-        hint="The bytes changed on their way; build the batch again.",
+        hint="The bytes were changed in transit; build the batch again.",
     ),
     _row("invalid", 422, "A value is not allowed"),
     _row(
@@ -77,7 +77,7 @@ _ROWS: Final = (
     _row(
         "unauthorized",
         401,
-        "The request does not say who asks, or not so that it holds",
+        "The request has no valid token or certificate",
         hint="Send `Authorization: Bearer` with a token. An admin makes tokens with POST /v1/admin/tokens.",
         family="AuthError",
     ),
@@ -85,8 +85,8 @@ _ROWS: Final = (
         "forbidden",
         403,
         "The principal may not do this",
-        hint="`value` is the missing role, `limit` the name that it is missing on; empty: everything. GET "
-        "/v1/whoami lists the grants.",
+        hint="`value` is the missing role, `limit` the name on which it is missing; empty: everything. GET "
+        "/v1/whoami lists your grants.",
         family="AuthError",
     ),
     _row(
@@ -136,7 +136,7 @@ _ROWS: Final = (
     _row(
         "no_such_route",
         404,
-        "No change makes, or made, a route of this version",
+        "The topic has no route of this version, and no change makes one",
         hint="GET /v1/topics/{topic}/routes has the present version; a change may have been cancelled.",
         family="NotFound",
     ),
@@ -168,12 +168,12 @@ _ROWS: Final = (
         hint="Nothing of this batch is committed. The job comes again, or another consumer has it.",
         family="Late",
     ),
-    _row("no_stage", 409, "Stages of this batch are not there", hint="Stage the batch again."),
+    _row("no_stage", 409, "Stages of this batch are missing", hint="Stage the batch again."),
     _row(
         "stages_lost",
         409,
         "Committed stages of a batch are lost on every replica of a partition",
-        hint="This sink cannot continue. Restore what is missing, and continue with a sink of another name.",
+        hint="This sink cannot continue. Append what is missing, and continue with a sink of another name.",
         outcome="unknown",
     ),
     _row("already_committed", 409, "This batch is committed already"),
@@ -205,14 +205,14 @@ _ROWS: Final = (
     _row(
         "sealed",
         409,
-        "The partition takes no more records: others follow it",
-        hint="`limit` is the version of the route that names them.",
+        "The partition has ended, and accepts no more records",
+        hint="`limit` is the version of the route that names the partitions that replace it.",
         family="Sealed",
     ),
     _row(
         "stale_route",
         409,
-        "The partition of these keys was chosen by a route that is too old",
+        "The partition was chosen by a route of the topic that is too old",
         hint="`limit` is the present version: GET /v1/topics/{topic}/routes, and choose again.",
     ),
     _row(
@@ -223,7 +223,12 @@ _ROWS: Final = (
         family="NotDrained",
     ),
     _row("node_in_use", 409, "The node cannot be removed yet", hint="`detail` says what comes first."),
-    _row("not_cancellable", 409, "This operation is not cancelled by itself", hint="`detail` says how."),
+    _row(
+        "not_cancellable",
+        409,
+        "This operation cannot be cancelled by DELETE",
+        hint="`detail` says what to do instead.",
+    ),
     _row("offset_expired", 410, "The offset lies before the partition's start", family="OffsetExpired"),
     _row(
         "partition_recreated",
@@ -248,7 +253,7 @@ _ROWS: Final = (
     _row(
         "unreadable",
         422,
-        "These records cannot be read: their producer wrote them so",
+        "The producer of these records wrote them in a form that cannot be read",
         hint="`on_damage=skip` skips them.",
         family="Unreadable",
     ),
@@ -290,7 +295,8 @@ _ROWS: Final = (
         429,
         "A quota is used up",
         retriable=True,
-        hint="Without `retry_after_ms` only a higher limit helps, or less of what `field` names.",
+        hint="Retry after `retry_after_ms`. Without it, retrying does not help: `field` names what to "
+        "reduce, or which limit to raise.",
         family="Overloaded",
     ),
     _row("no_leader", 503, "The partition has no leader at the moment", retriable=True, family="Unavailable"),
@@ -305,9 +311,9 @@ _ROWS: Final = (
     _row(
         "draining",
         503,
-        "The node is going down",
+        "The node is stopping",
         retriable=True,
-        hint="Another node serves.",
+        hint="Send the request to another node.",
         family="Unavailable",
     ),
     _row("node_silent", 503, "The node does not answer", retriable=True, family="Unavailable"),
@@ -331,7 +337,7 @@ _ROWS: Final = (
         503,
         "Too few nodes are alive for the number of replicas",
         hint="Start more nodes, or ask for fewer replicas. A topic's `allow_fewer_replicas` takes as many as "
-        "there are; the nodes' `default_replicas` counts for `_transactions` and where no number is asked.",
+        "there are. The nodes' `default_replicas` applies to `_transactions`, and where no number is given.",
         family="Unavailable",
     ),
     _row(
@@ -560,7 +566,7 @@ def _text(value: Any, default: str) -> str:
 
 
 LIMIT_HINT: Final = (
-    "GET /v1/whoami has the limits. An admin of everything raises them, or something is to be deleted."
+    "GET /v1/whoami has your limits. Delete something, or ask an admin of everything to raise the limit."
 )
 
 

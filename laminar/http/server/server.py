@@ -227,7 +227,7 @@ class HttpServer:
 
     def draining_response(self, head: RequestHead) -> Response:
         """Return the answer to requests that come while the server goes down."""
-        response = self.answer_error(HttpError(503, "draining", "this node is going down"), head)
+        response = self.answer_error(HttpError(503, "draining", "this node is stopping"), head)
         response.close = True
         return response
 

@@ -53,7 +53,7 @@ def with_secret(settings: Settings, directory: str, *, joins: bool) -> Settings:
         if not known:
             known = secrets.token_urlsafe(SECRET_BYTES)
             write_private(path, known)
-            _log.info("drew the secret of this cluster's nodes: %s; nodes that join need it", path)
+            _log.info("made the secret of this cluster: %s; nodes that join need the same secret", path)
         first = secrets_of(known)[0]
     except OSError as error:
         raise SecretError(f"the cluster's secret: {error}") from error

@@ -520,7 +520,7 @@ class Driver:
             if ready.recovered:
                 replica.finish_recovery()
                 must_sync = True
-                _log.info("%s holds again all that it may have forgotten", replica.name)
+                _log.info("%s has again all entries that it may have lost: its vote counts", replica.name)
         except (StorageError, BrokenChain) as error:
             self._fail(replica, error)
             return

@@ -256,7 +256,7 @@ class Certificates:
         except CertificateError as error:
             self.failed += 1
             if found != self._failed_from or again:
-                log.error("the certificates in use stay: %s", error)
+                log.error("the new certificates cannot be used, and those in use are kept: %s", error)
             self._failed_from = found
             return False
         self._failed_from = None

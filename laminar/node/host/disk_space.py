@@ -67,7 +67,7 @@ class DiskSpace:
         if low:
             _log.error("appends are refused: %s", self.reason)
         else:
-            _log.warning("appends are taken again: %s has %d bytes free", self._directory, free_bytes)
+            _log.warning("appends are accepted again: %s has %d bytes free", self._directory, free_bytes)
         if self.on_change is not None:
             self.on_change()
 

@@ -75,88 +75,94 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
     node: Annotated[
         str,
         _about(
-            "the node's name, unique in the cluster; if empty, drawn on the first start, then kept",
+            "the node's name, unique in the cluster; if empty, the first start draws one, and it is kept",
             check=_node_name,
         ),
     ] = ""
     host: Annotated[
         str,
         _about(
-            "address that every socket binds to; other than loopback only with `secret`, and with "
+            "address that every socket binds to; an address that is not loopback needs `secret`, and "
             "`tls_certificate` or `insecure`"
         ),
     ] = "127.0.0.1"
     advertise_host: Annotated[
-        str, _about("host that other nodes and clients are given, if not `host`; needed for 0.0.0.0")
+        str,
+        _about(
+            "host name or address by which other nodes and clients reach this node; empty: `host`; needed "
+            "for 0.0.0.0"
+        ),
     ] = ""
     gossip_host: Annotated[
         str,
         _about(
-            "IP address that other nodes send gossip to; empty: `advertise_host`, or `host` if that is "
-            "a name",
+            "IP address that other nodes send gossip to; empty: `advertise_host`, or `host` if "
+            "`advertise_host` is a name",
             check=_address,
         ),
     ] = ""
     port: Annotated[
         int,
         _about(
-            "the HTTP port that all shards share; shard k has port+1+k for itself, the controller "
-            "talks to its peers on port+100 (TCP, and UDP for gossip), shard k on port+101+k; 0: any "
-            "free ports, kept for the next start",
+            "the HTTP port that all shards share; shard k also has port+1+k of its own; other nodes reach "
+            "the controller on port+100 (TCP, and UDP for gossip), and shard k on port+101+k; 0: any free "
+            "ports, kept for the next start",
             0,
             65_000,
         ),
     ] = DEFAULT_PORT
-    shards: Annotated[int, _about("event loops, a process each; 0: one for each CPU we may use", 0, 64)] = 0
+    shards: Annotated[
+        int, _about("number of shards, each a process with an event loop; 0: one for each CPU", 0, 64)
+    ] = 0
     join: Annotated[
         tuple[str, ...],
         _about(
-            "HTTP addresses (HOST:PORT) of nodes of the cluster to join; none: an empty data folder "
-            "makes a new cluster",
+            "HTTP addresses (HOST:PORT) of nodes of the cluster to join; without it an empty data "
+            "folder makes a new cluster",
             check=_seeds,
         ),
     ] = ()
     secret: Annotated[
-        str, _about("what the cluster's nodes share and prove, 16 characters or more", check=_secret)
+        str, _about("the secret that all nodes of the cluster share, 16 characters or more", check=_secret)
     ] = ""
     secret_file: Annotated[
         str,
         _about(
-            "a file with the secret, in place of `secret`; the first node may have drawn one there; a second "
-            "line is accepted, too, while a new secret is brought in",
+            "a file with the secret, in place of `secret`; a secret on its second line is accepted, too, "
+            "during a change of the secret",
         ),
     ] = ""
     access: Annotated[
         str,
         _about(
-            "who may use the HTTP API: tokens (each request needs a token, the first of which is written "
-            "to `data`), or open (every client that reaches the port may do everything)",
+            "who may use the HTTP API: tokens (each request needs a token; the first one is in the file "
+            "admin-token of the data folder), or open (every client that reaches the port may do everything)",
             check=_one_of(TOKENS, OPEN),
         ),
     ] = "tokens"
     insecure: Annotated[
         bool,
         _about(
-            "open the HTTP ports to other machines although something that protects from them is missing,"
-            " such as TLS: what that is, every start names"
+            "open the HTTP ports to other machines without tokens or without TLS; each start logs which of "
+            "them is missing"
         ),
     ] = False
     tls_certificate: Annotated[
         str,
         _about(
-            "PEM file of the node's certificate, and of those between it and the CA: with it all ports for"
-            " HTTP and for other nodes speak TLS"
+            "PEM file of the node's certificate, followed by intermediate CAs; with it all ports for HTTP "
+            "and for other nodes speak TLS"
         ),
     ] = ""
     tls_key: Annotated[str, _about("PEM file of the certificate's key, without a password")] = ""
     tls_ca: Annotated[
         str,
-        _about("PEM file of the CAs that certificates of other nodes, and of clients that show one, are of"),
+        _about("PEM file of the CAs that sign the certificates of other nodes and of clients"),
     ] = ""
     hosts: Annotated[
         tuple[str, ...],
         _about(
-            "names that HTTP clients may call this node, beside `host`, `advertise_host`, the "
+            "host names that HTTP requests may use for this node, beside `host`, `advertise_host`, the "
             "machine's name, localhost and IP addresses; .NAME is any name below NAME",
             check=_names,
         ),
@@ -164,47 +170,60 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
     origins: Annotated[
         tuple[str, ...],
         _about(
-            "web sites (SCHEME://HOST[:PORT]) whose pages may use the HTTP API, beside the node's own",
+            "web sites (SCHEME://HOST[:PORT]) whose pages may use the HTTP API, beside the node itself",
             check=_origins,
         ),
     ] = ()
     console: Annotated[
         str, _about("serve the web console at /console/: on, or off", check=_one_of("on", "off"))
     ] = "on"
-    weight: Annotated[float, _about("share of replicas here, relative to other nodes", 0.01, 1000.0)] = 1.0
+    weight: Annotated[
+        float, _about("share of replicas that this node gets, relative to other nodes", 0.01, 1000.0)
+    ] = 1.0
     zone: Annotated[
         str,
         _about(
-            "failure domain of this node (rack, room, region), over which replicas are spread; empty: none",
+            "failure domain of this node (rack, room, region); replicas are spread over zones; empty: none",
             check=_zone,
         ),
     ] = ""
     pin: Annotated[
         str,
         _about(
-            "pin each shard to a CPU: auto (if there are enough, and no other node pins there), on, off",
+            "pin each shard to a CPU: auto (if there are enough CPUs, and no other node uses them), on, off",
             check=_one_of("auto", "on", "off"),
         ),
     ] = "auto"
     steer: Annotated[
         str,
         _about(
-            "bring packets to the CPU of their shard by XDP: auto (if this machine can, and host is "
-            "not on the loopback), require (or don't start), off",
+            "steer packets to the CPU of their shard by XDP: auto (if this machine can, and host is not on "
+            "the loopback), require (or don't start), off",
             check=_one_of("auto", "require", "off"),
         ),
     ] = "auto"
-    drain_ms: Annotated[int, _about("time that a stop may take before children are killed", 0, 600_000)] = (
-        10_000
-    )
+    drain_ms: Annotated[
+        int, _about("time that a stop may take before the processes of the node are killed", 0, 600_000)
+    ] = 10_000
     log_level: Annotated[
-        str, _about("how much is logged", check=_one_of("debug", "info", "warning", "error"))
+        str,
+        _about(
+            "the lowest level that is logged: debug, info, warning or error",
+            check=_one_of("debug", "info", "warning", "error"),
+        ),
     ] = "info"
     log_format: Annotated[
-        str, _about("auto is text on a terminal, json elsewhere", check=_one_of("auto", "text", "json"))
+        str,
+        _about(
+            "format of the log: text, json, or auto (text on a terminal, json elsewhere)",
+            check=_one_of("auto", "text", "json"),
+        ),
     ] = "auto"
     election_timeout_ms: Annotated[
-        int, _about("silence of a leader after which a follower campaigns (up to twice that)", 50, 60_000)
+        int,
+        _about(
+            "time without a leader after which a follower begins an election (up to twice that)", 50, 60_000
+        ),
     ] = 1500
     heartbeat_ms: Annotated[int, _about("interval of an idle leader's heartbeats", 10, 10_000)] = 200
     segment_size_bytes: Annotated[int, _about("size at which a new segment begins", _MI, 4096 * _MI)] = (
@@ -214,7 +233,8 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
         _OF_STORAGE.journal_file_bytes
     )
     scrub_bytes_per_s: Annotated[
-        int, _about("how fast each shard reads segments again, to find damage", _MI // 16, 4096 * _MI)
+        int,
+        _about("how fast each shard reads segments again, to find damage (scrubbing)", _MI // 16, 4096 * _MI),
     ] = _OF_STORAGE.scrub_bytes_per_s
     search_bytes_per_s: Annotated[
         int, _about("how fast each shard reads records for searches", _MI // 16, 4096 * _MI)
@@ -231,8 +251,8 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
     catch_up_bytes: Annotated[
         int,
         _about(
-            "a replica that lacks this much of a partition, and more than half of it, gets whole segments;"
-            " a new replica from 4 MiB on",
+            "a replica that lacks this many bytes of a partition, and more than half of it, gets whole "
+            "segments; a new replica from 4 MiB on",
             _MI // 64,
             1 << 40,
         ),
@@ -248,7 +268,7 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
     settle_ms: Annotated[
         int,
         _about(
-            "how long a node must be seen without a break before it gets replicas, and leaders back",
+            "how long a node must be alive without a break before it gets replicas and leaders",
             0,
             24 * _HOUR_MS,
         ),
@@ -257,7 +277,7 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
         float,
         _about(
             "score of a node (its largest share of a load, 1 is fair) above which leaders, then replicas, "
-            "move to other nodes by load; 0: never, and loads are not measured; the same on every node",
+            "move to other nodes; 0: never, and loads are not measured; must be the same on every node",
             check=_threshold,
         ),
     ] = 0.0
@@ -271,19 +291,21 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
     max_partitions: Annotated[
         int,
         _about(
-            "partitions that all topics of the cluster may have together; the leader of the catalog "
-            "refuses more",
+            "largest number of partitions of all topics of the cluster; the catalog's leader refuses more",
             1,
             1_000_000,
         ),
     ] = 10_000
     max_job_streams: Annotated[
-        int, _about("streams of a channel's jobs that each process of the node serves at a time", 1, 100_000)
+        int,
+        _about(
+            "largest number of job streams (server-sent events) that each shard serves at a time", 1, 100_000
+        ),
     ] = 1_000
     max_append_bytes: Annotated[int, _about("largest body of one append", 1024, 32 * _MI)] = 16 * _MI
     max_upload_bytes: Annotated[
         int,
-        _about("bytes of unfinished uploads in one partition, so also of the largest record", _MI, 1 << 50),
+        _about("largest size of all unfinished uploads of one partition, so also of a record", _MI, 1 << 50),
     ] = 64 * 1024 * _MI
     retention_check_ms: Annotated[
         int, _about("how often leaders look for records to delete", 10, 24 * _HOUR_MS)
@@ -291,7 +313,7 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
     retention_hold_ms: Annotated[
         int,
         _about(
-            "how long records are kept beyond their retention for a replica that still has to read them",
+            "how long records are kept beyond their retention for a replica that lacks them",
             0,
             30 * 24 * _HOUR_MS,
         ),
@@ -317,8 +339,8 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
     default_replicas: Annotated[
         int,
         _about(
-            "replicas of a topic whose creation names no number, of `_transactions`, `_audit` and `_trace`; "
-            "the same on every node",
+            "number of replicas of `_transactions`, `_audit`, `_trace`, and of topics that are created "
+            "without one; must be the same on every node",
             1,
             MAX_REPLICAS,
         ),
@@ -557,7 +579,9 @@ def convert(name: str, raw: object, *, origin: str) -> Any:
             raise msgspec.ValidationError("this setting is not true or false")
         value: Any = msgspec.convert(raw, target, strict=not isinstance(raw, str))
     except msgspec.ValidationError:
-        raise SettingsError(f"{name} is {_KINDS[setting.kind]}{shown}", name=name, origin=origin) from None
+        raise SettingsError(
+            f"{name} must be {_KINDS[setting.kind]}{shown}", name=name, origin=origin
+        ) from None
     wrong = setting.check(value)
     if wrong:
         raise SettingsError(f"{name} {wrong}{shown}", name=name, origin=origin)

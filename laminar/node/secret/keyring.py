@@ -121,7 +121,11 @@ class Keyring:
         except SecretFileError as error:
             self.failed += 1
             if seen != self._failed_from or again:
-                log.error("the secrets in use stay: %s %s", self._path, error)
+                log.error(
+                    "the file of secrets cannot be used, and the secrets in use are kept: %s %s",
+                    self._path,
+                    error,
+                )
             self._failed_from = seen
             return False
         self._seen, self._failed_from = seen, None

@@ -96,7 +96,7 @@ def test_stages_go_to_the_partitions_that_the_route_names() -> None:
     made.close_all()
 
     assert [3, 8, 3, 8, route.partition_of_key(b"key")] == [pending.partition for _, pending in taken(made)]
-    with pytest.raises(ConfigError, match="partition 0 of 2"):
+    with pytest.raises(ConfigError, match="no partition 0: it has 2, the last is 8"):
         made.put("t", Row(b"x", None, 0))
 
 

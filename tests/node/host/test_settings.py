@@ -75,10 +75,10 @@ def test_a_list_is_commas_in_a_variable() -> None:
         ({"flags": {"shard": 2}}, "command line: unknown setting --shard; did you mean --shards?"),
         ({"environ": {"LAMINAR_PROT": "1"}}, "unknown setting LAMINAR_PROT; did you mean LAMINAR_PORT?"),
         ({"environ": {"LAMINAR_XYZZY": "1"}}, "environment: unknown setting LAMINAR_XYZZY"),
-        ({"environ": {"LAMINAR_PORT": "http"}}, "LAMINAR_PORT: port is a whole number (it is 'http')"),
+        ({"environ": {"LAMINAR_PORT": "http"}}, "LAMINAR_PORT: port must be a whole number (it is 'http')"),
         ({"environ": {"LAMINAR_PIN": "yes"}}, "pin must be one of auto, on, off (it is 'yes')"),
         ({"flags": {"port": 70_000}}, "--port: port must be between 0 and 65,000 (it is 70000)"),
-        ({"flags": {"port": True}}, "port is a whole number (it is True)"),
+        ({"flags": {"port": True}}, "port must be a whole number (it is True)"),
         ({"flags": {"join": ("nowhere",)}}, "must be a list of HOST:PORT, not 'nowhere'"),
         ({"flags": {"node": "a/b"}}, "node must be 1 to 63 letters"),
         ({"flags": {"heartbeat_ms": 1000}}, "must be at least three times heartbeat_ms"),
@@ -93,7 +93,7 @@ def test_a_list_is_commas_in_a_variable() -> None:
         ({"flags": {"host": "0.0.0.0", "secret": "s" * 16, "insecure": True}}, "set advertise_host"),
         ({"flags": {"gossip_host": "n1"}}, "gossip_host must be an IP address (it is 'n1')"),
         ({"flags": {"tls_key": "k.pem"}}, "tls_key without tls_certificate and tls_ca: TLS needs all three"),
-        ({"environ": {"LAMINAR_INSECURE": "perhaps"}}, "insecure is true or false (it is 'perhaps')"),
+        ({"environ": {"LAMINAR_INSECURE": "perhaps"}}, "insecure must be true or false (it is 'perhaps')"),
     ],
 )
 def test_what_is_wrong_is_said_with_its_origin_and_a_way_out(sources: dict[str, Any], words: str) -> None:

@@ -61,9 +61,12 @@ def audit(
         except NotFound as error:
             if error.code != "no_such_topic":
                 raise
-            complain(f"there is no topic {AUDIT_TOPIC} yet: nodes make it with the first record")
+            complain(
+                f"there is no audit: topic {AUDIT_TOPIC} does not exist. Nodes with access=tokens create it "
+                "with the first record; nodes with access=open, such as those of `laminar dev`, keep no audit"
+            )
     if unknown:
-        print(f"{unknown} records are none of the audit, and were left out", file=sys.stderr)
+        print(f"{unknown} records of {AUDIT_TOPIC} are not audit records, and were left out", file=sys.stderr)
 
 
 def line_of(record: AuditRecord) -> str:

@@ -120,7 +120,7 @@ def grant_of(text: str) -> dict[str, str]:
     """Return the grant that ``ROLE:PREFIX`` or ``ROLE`` names. Raises `UsageError`."""
     role, _, prefix = text.partition(":")
     if role not in ROLES:
-        raise UsageError(f"--grant {text!r}: say ROLE or ROLE:PREFIX; roles are {', '.join(ROLES)}")
+        raise UsageError(f"--grant {text!r} is not ROLE or ROLE:PREFIX; roles are {', '.join(ROLES)}")
     return {"role": role, "prefix": prefix}
 
 

@@ -54,6 +54,14 @@ def trace(
         for each in found.events
     ]
     show(rows, listing, columns=_COLUMNS, name="event")
+    if not rows and found.is_complete:
+        print(
+            "no events; a topic is traced when its setting `trace` is all, sampled or a share",
+            file=sys.stderr,
+        )
     if not found.is_complete:
-        print("there may be more: see --limit, or a part of the trace cannot be read", file=sys.stderr)
+        print(
+            "there may be more events: raise --limit; or a part of the trace could not be read",
+            file=sys.stderr,
+        )
     return int(not found.is_complete)

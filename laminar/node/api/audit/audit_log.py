@@ -205,7 +205,7 @@ class AuditLog:
 
     def _drop(self, count: int) -> None:
         if not self._missed:
-            _log.warning("records are missing in %s from now on: it takes none", AUDIT_TOPIC)
+            _log.warning("%s accepts no records: from now on audit records are in this log only", AUDIT_TOPIC)
         self._missed += count
         self._dropped += count
 
@@ -223,7 +223,7 @@ class AuditLog:
         """Say how many records are left behind: those of the last moment, or of all the time it took none."""
         if self._waiting or self._missed:
             _log.warning(
-                "this process ends with %d records that are not in %s",
+                "this process ends, and %d audit records are not in %s",
                 self._waiting + self._missed,
                 AUDIT_TOPIC,
             )
@@ -262,7 +262,7 @@ class AuditLog:
 
     def _wait(self, why: str) -> None:
         if self._pause_ms == PAUSE_MS:
-            _log.warning("%s takes no records, %d wait: %s", AUDIT_TOPIC, self._waiting, why)
+            _log.warning("%s accepts no records, %d wait: %s", AUDIT_TOPIC, self._waiting, why)
         self._not_before_ms = self._services.clock.monotonic_ms() + self._pause_ms
         self._pause_ms = min(2 * self._pause_ms, LONGEST_PAUSE_MS)
 

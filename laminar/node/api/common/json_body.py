@@ -24,6 +24,20 @@ _PLACE = re.compile(r" - at `\$\.?(?P<path>[^`]*)`\Z")
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>[^`]*)`")
 
 _BOUND = re.compile(r"(?:<=|>=) (?P<bound>-?[0-9]+)\Z")
+_LENGTH = re.compile(r"Expected `(?P<kind>str|array|object)` of length (?P<order><=|>=) (?P<bound>[0-9]+)\Z")
+_KIND = re.compile(r"Expected `(?P<wanted>[^`]*)`, got `(?P<found>[^`]*)`\Z")
+_NO_CHOICE = "Invalid enum value"
+
+_KINDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "str": "a text",
+    "bool": "true or false",
+    "array": "a list",
+    "object": "an object",
+    "null": "null",
+}
+_PARTS = {"str": "characters", "array": "items", "object": "members"}
 
 MAX_DOCUMENT_BYTES = 1 << 20
 # For prepares and commits, which list the stages of a partition, or all partitions of a batch.
@@ -105,7 +119,19 @@ def _invalid(text: str, document: Any, kind: type[msgspec.Struct]) -> Problem:
 
 
 def _detail(kinds: list[Type], path: str, text: str) -> str:
-    """Return a sentence with the bounds of the number at `path`, or `text` for other mistakes."""
+    """Return a sentence about the value at `path`; msgspec's message `text` where there is no better one."""
+    name = path or "the body"
+    if kind := _KIND.match(text):
+        wanted = kind["wanted"].split(" | ")
+        if kind["found"] in _KINDS and all(each in _KINDS for each in wanted):
+            return (
+                f"{name} must be {' or '.join(_KINDS[each] for each in wanted)}, not {_KINDS[kind['found']]}"
+            )
+    if length := _LENGTH.match(text):
+        amount = "at most" if length["order"] == "<=" else "at least"
+        return f"{name} must have {amount} {length['bound']} {_PARTS[length['kind']]}"
+    if text.startswith(_NO_CHOICE) and (choices := _limit(kinds)) is not None:
+        return f"{name} must be one of {choices}"
     if _BOUND.search(text):
         for each in kinds:
             match each:

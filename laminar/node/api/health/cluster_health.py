@@ -155,7 +155,9 @@ class ClusterHealth:
         alive = answers | {name for name in names if view.alive(name)}
         found += await self._without_leader(leaderless, alive)
         own = [
-            Found("node_silent", name, f"node {name} is alive, and does not say how it is")
+            Found(
+                "node_silent", name, f"node {name} is alive, but does not answer the request for its health"
+            )
             for name in silent
             if view.alive(name)
         ]

@@ -50,13 +50,13 @@ REMEDIES: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
     "under_replicated": (
         ("start those nodes, or add nodes; see what is under way", "laminar operations list"),
     ),
-    "lost": (("nothing, if other replicas are there: it is made again", "laminar operations list"),),
+    "lost": (("nothing, if there are other replicas: it is copied from them", "laminar operations list"),),
     "log_failed": (
-        ("check the disk of the node, then restart the node: it writes what is missing again", ""),
+        ("check the disk of the node, then restart the node: the replica is restored from its journal", ""),
     ),
     "damaged": (
         ("other replicas repair it; check the disk if it happens again", "laminar log verify"),
-        ("if no replica has it, read on behind it", "laminar consume {topic} --on-damage skip"),
+        ("if no replica has it, continue reading after it", "laminar consume {topic} --on-damage skip"),
     ),
     "disk_low": (
         ("shorten retention", "laminar topic alter TOPIC --setting retention_bytes=N"),
@@ -67,18 +67,21 @@ REMEDIES: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
         ("start it again", ""),
         ("if it is gone for good, let others take its partitions", "laminar node drain {subject}"),
     ),
-    "node_silent": (("look into its log: it is there, and does not answer", "laminar cluster doctor"),),
+    "node_silent": (("look into its log: it is alive, but does not answer", "laminar cluster doctor"),),
     "not_ready": (("wait if it has just started, else look into its log", "laminar cluster doctor"),),
     "process_given_up": (("look into the node's log for the reason, then restart the node", ""),),
     "folder_rolled_back": (
         ("stop it, and put its newest folder back, or start it with an empty one and a new name", ""),
     ),
     "leaders_uneven": (
-        ("wait: leaders go back when their preferred nodes have been calm for a while", ""),
+        ("wait: leaders return when their preferred nodes have been alive for settle_ms", ""),
         ("or move one", "laminar leader transfer TOPIC/PARTITION --to NODE"),
     ),
     "overtaken": (
-        ("its records are gone: let it go on behind them", "laminar cursor set {topic} {name} --at earliest"),
+        (
+            "these records are lost: let it continue at the first one that is left",
+            "laminar cursor set {topic} {name} --at earliest",
+        ),
         ("keep records longer", "laminar topic alter {topic} --setting retention_ms=N"),
     ),
     "overtaken_soon": (
@@ -87,15 +90,18 @@ REMEDIES: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
     ),
     "channel_blocked": (
         ("start its consumers", "laminar channel describe {topic} CHANNEL"),
-        ("or drop what is dead", "laminar channel dead {topic} CHANNEL"),
-        ("or skip, which loses jobs", "laminar channel seek {topic} CHANNEL --at latest --drop"),
+        ("or drop its dead records", "laminar channel dead {topic} CHANNEL"),
+        (
+            "or skip all its records, which loses jobs",
+            "laminar channel seek {topic} CHANNEL --at latest --drop",
+        ),
     ),
     "change_waiting": (("see what it waits for", "laminar operations list"),),
     "import_stopped": (
-        ("run the import again: it goes on", "laminar topic import FOLDER --as {topic}"),
-        ("or remove the topic, and begin again", "laminar topic delete {topic}"),
+        ("run the import again: it continues", "laminar topic import FOLDER --as {topic}"),
+        ("or delete the topic, and begin again", "laminar topic delete {topic}"),
     ),
-    "program_old": (("end the upgrade: start the node with the newer program", ""),),
+    "program_old": (("finish the upgrade: start the node with the newer program", ""),),
 }
 """By code, what to do: texts, each with a command. ``{subject}`` and its parts are filled in."""
 

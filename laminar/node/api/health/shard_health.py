@@ -126,7 +126,7 @@ class ShardHealth:
             yield Found("under_replicated", place, f"{place} is not in sync on {', '.join(behind)}", topic)
         fewest = int(record.settings.get("min_replicas", 1))
         if len(in_sync) < fewest:
-            text = f"{place} takes no appends: {len(in_sync)} in sync, min_replicas is {fewest}"
+            text = f"{place} refuses appends: {len(in_sync)} replica(s) in sync, min_replicas is {fewest}"
             yield Found("appends_refused", place, text, topic, is_critical=True)
         kept = partition.context.kept_log
         if kept is not None:

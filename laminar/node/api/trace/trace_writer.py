@@ -80,7 +80,7 @@ class TraceWriter:
             self._ring.written += len(events)
             if self._is_failing:
                 self._is_failing = False
-                _log.warning("%s takes events again", TRACE_TOPIC)
+                _log.warning("%s accepts events again", TRACE_TOPIC)
 
     async def _send(self, events: Sequence[tuple[Event, Known | None]]) -> None:
         services = self._services
@@ -99,7 +99,7 @@ class TraceWriter:
         self._ring.dropped += count
         if not self._is_failing:
             self._is_failing = True
-            _log.warning("%s takes no events, %d are dropped: %s", TRACE_TOPIC, count, why)
+            _log.warning("%s accepts no events, %d are dropped: %s", TRACE_TOPIC, count, why)
 
 
 def append_of(events: Sequence[tuple[Event, Known | None]], node: str) -> Append:

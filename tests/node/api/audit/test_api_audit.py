@@ -236,7 +236,7 @@ def test_an_admin_is_answered_while_no_record_can_be_written(tmp_path: Path) -> 
         found = Watched(cluster, http, {"admin": cluster.admin_token})
         assert 429 == found.ask("admin", "PUT", "/v1/topics/more", json={}).status_code
         until = time.monotonic() + 20
-        while "_audit takes no records" not in cluster.members[0].log.read_text():
+        while "_audit accepts no records" not in cluster.members[0].log.read_text():
             assert time.monotonic() < until
             time.sleep(0.05)
         metrics = found.ask("admin", "GET", "/metrics").text
