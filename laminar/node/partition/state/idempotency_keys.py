@@ -63,9 +63,9 @@ class IdempotencyKeys:
     def full_for_ms(self, now_ms: int) -> int:
         """Return for how long (ms) new keys must be refused, so that none younger than `KEPT_MS` is evicted.
 
-        Return 0 if new keys need not be refused. The leader refuses them for that time: so many new keys
-        delay only each other, and earlier keys are still recognised. The table itself does not refuse; it
-        takes every key that is in the log.
+        Return 0 if new keys need not be refused. The leader refuses them for that time. In this way a flood
+        of new keys delays only itself, and earlier keys are still recognised. The table itself does not
+        refuse; it takes every key that is in the log.
         """
         if len(self._keys) < MAX_KEYS:
             return 0
