@@ -78,8 +78,8 @@ class LostManifest:
             lambda known: {each.replica_id: each for each in lost}, known=True
         )
         _log.critical(
-            "the manifest of this shard was lost. According to the catalog it had %d replicas, which count "
-            "as lost now: %s",
+            "the manifest of this shard was lost. According to the catalog it had %d replicas, "
+            "which are lost: %s",
             len(lost),
             _names(lost) or "none",
         )
