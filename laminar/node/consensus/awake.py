@@ -32,7 +32,7 @@ Member = TypeVar("Member", bound=HasReplica)
 
 
 class AwakeList(Generic[Member]):
-    """The groups that one check looks at, in the order in which they came."""
+    """The list of one check: the groups that it has to look at, in the order in which they were added."""
 
     __slots__ = ("_groups", "_keep", "_members")
 

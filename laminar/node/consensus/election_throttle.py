@@ -75,7 +75,7 @@ class ElectionThrottle:
         return False
 
     def removed(self, replica: Replica) -> None:
-        """Forget a replica that is not driven any more."""
+        """Forget a replica that the driver does not run any more."""
         self._expedited.pop(replica, None)
         self._waiting.pop(replica, None)
         self.under_way.pop(replica, None)

@@ -190,7 +190,7 @@ class PeerRepair:
             self._begin(kept)
 
     def gone(self) -> list[tuple[ReplicaEntry, Damage]]:
-        """Return the damaged ranges of this process that no other replica can repair, with their replicas."""
+        """Return the damaged ranges that no other replica can repair, each with its log's manifest entry."""
         found = []
         for log_id in list(self._with_gone):
             kept = self._by_log.get(log_id)

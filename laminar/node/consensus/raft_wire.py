@@ -37,7 +37,7 @@ class Keepalive(msgspec.Struct, frozen=True, array_like=True):
     asks: list[tuple[bytes, Natural]] = []
     """(group, term): the sender asks whether the receiver leads this quiesced group in this term."""
     wakes: list[bytes] = []
-    """Groups that the sender does not lead quiesced: asked about by the receiver, or led until now."""
+    """Groups that the sender does not lead, or not quiesced: the receiver must not stay quiesced there."""
 
 
 _keepalive_encoder = msgspec.msgpack.Encoder()

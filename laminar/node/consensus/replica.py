@@ -253,7 +253,7 @@ class Replica:
         return progress.match_index if progress is not None else 0
 
     def counted_index(self, replica_id: int) -> int:
-        """Return the index up to which a voter counts for commits; 0 if unknown. Leader only.
+        """Return the index up to which a voter's copy of the log counts for commits, or 0. Leader only.
 
         See `raft.progress.Progress`.
         """

@@ -66,7 +66,7 @@ class AppendPath:
         refusal: Callable[[], Problem | None],
         consumer_refusal: Callable[[], Problem | None],
     ) -> None:
-        """Begin without appends.
+        """Create the append path of one replica.
 
         `refusal` returns the problem for which the storage takes no appends now (a full disk, for example),
         or None. `consumer_refusal` does so for the entries of consumers (cursors, acknowledgements). These

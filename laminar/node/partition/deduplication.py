@@ -83,7 +83,7 @@ def find_key(
 ) -> tuple[int, Receipt] | None:
     """Return the Raft index and receipt of the records appended with an idempotency key; None if it is new.
 
-    `content` is the checksum of the request. `made_ms` is the time at which the key was created, or None.
+    `content` is the hash of the request. `made_ms` is the time at which the key was created, or None.
 
     Raises:
         Problem: 422 `idempotency_key_reused` if the key came with another request before; 409 `in_progress`

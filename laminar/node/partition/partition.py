@@ -143,7 +143,7 @@ class Partition:
     def hold(self, seconds: float) -> int:
         """Refuse new batches of sinks and new uploads for this time; return how many are under way.
 
-        Those under way continue, so that none is left at some time and the partition can be sealed. A later
+        Those under way continue; once they have ended, none is left and the partition can be sealed. A later
         call replaces the time of an earlier one. The refusal ends when the leader changes. Leader only.
         """
         self.check_leads()

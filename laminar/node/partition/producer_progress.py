@@ -26,10 +26,10 @@ COPIES_WAIT_S = 1.0
 async def fence(partition: Partition, producer_id: bytes, epoch: int) -> Progress | None:
     """Begin `epoch`, fence the older ones, and return the producer's progress once that is committed.
 
-    `sequence` of the returned progress is the last one of this epoch, -1 if the epoch has no batch yet; its
-    numbers of the user's program cover all epochs. None is returned if the table does not know the producer
-    (any more). Nothing is appended if this epoch has begun already, or in a sealed partition, where progress
-    is final because no batch is accepted.
+    `sequence` of the returned progress is the last one of this epoch, -1 if the epoch has no batch yet;
+    `checkpoint` and `floor` are those of all epochs. None is returned if the table does not know the producer
+    (any more). Nothing is appended if this epoch has begun already, or if the partition is sealed: then no
+    batch is accepted anyway, so the progress is final.
 
     Raises:
         Problem: 409 `fenced` if a newer epoch has begun; 429 `quota` if the producer is new and the table is

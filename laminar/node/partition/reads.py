@@ -169,7 +169,7 @@ async def tagged_frames(
 ) -> tuple[list[Buffer | SplitFrame], int]:
     """Return committed batches that may contain records with a tag, and the offset to continue at.
 
-    Batches without the tag are not read from disk. The offset is the one after the last entry examined, which
+    Batches that surely lack the tag are not read. The offset is that after the last entry examined, which
     may be far after the last returned batch; with damage it may be before the end of the returned batches.
 
     Raises:

@@ -77,10 +77,10 @@ class ShardContext(Protocol):
         """Return the problem for which this shard takes no appends now; None if it takes them."""
 
     def trace_refusal(self) -> Problem | None:
-        """Return the problem for which it takes no events of the trace now; None if it takes them."""
+        """Return the problem for which this shard takes no events of the trace now, or None."""
 
     def consumer_refusal(self) -> Problem | None:
-        """Return the problem for which it takes no entries of consumers now (cursors, receives), or None."""
+        """Return the problem for which this shard takes no cursors and receives of consumers now, or None."""
 
     async def refresh_view(self) -> None:
         """Wait until the view is as new as the catalog was at the call. Raises `Problem` if that fails."""
@@ -97,10 +97,10 @@ class ShardContext(Protocol):
         """Delete the unfinished logs of catch-ups that were under way when this process last ended."""
 
     async def open(self, entry: ReplicaEntry) -> None:
-        """Start a replica of the manifest; keep it as `lost` if its log, or its term and vote, is missing."""
+        """Start a replica of the manifest; note it as `lost` if its log, or its term and vote, is missing."""
 
     def opened(self, partition: Partition) -> None:
-        """Note that a replica takes part now."""
+        """Note that a replica takes part now, and look for work that the catalog asks of it."""
 
     def remove_replica(self, entry: ReplicaEntry, error: StorageError) -> None:
         """Stop running, repairing and serving a replica; requests that wait for it fail with `error`."""

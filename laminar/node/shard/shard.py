@@ -239,7 +239,7 @@ class Shard(Process):
 
     @property
     def siblings(self) -> list[Role]:
-        """The other processes of this node."""
+        """The roles of the other processes of this node."""
         return [role for role in self.boot.roles if role != self.number]
 
     @property
@@ -497,7 +497,7 @@ class Shard(Process):
 
     @property
     def ready(self) -> bool:
-        """Whether this shard knows its cluster and has opened its replicas."""
+        """Whether this shard has a view of its cluster that names this node, and has opened its replicas."""
         return self._is_ready.is_set()
 
     async def view_change(self, timeout_s: float) -> bool:
@@ -521,11 +521,11 @@ class Shard(Process):
         return node in self.view.nodes()
 
     def known_boot(self, node: str) -> BootRecord | None:
-        """Return the newest boot record of another node's data folder that the view has named."""
+        """Return the newest boot record of another node's data folder in the view, or None."""
         return self.view.message.boots.get(node) if self.view.message is not None else None
 
     def known_store(self, node: str) -> bytes | None:
-        """Return the store id of another node's data folder that the view has named."""
+        """Return the store id of another node's data folder in the view, or None."""
         record = self.view.nodes().get(node)
         return None if record is None else record.store_id
 
@@ -595,14 +595,14 @@ class Shard(Process):
         return self._storage_refusal() or (self.space.refusal() if self.space.low else None)
 
     def trace_refusal(self) -> Problem | None:
-        """Return the problem for which it takes no events of the trace now; None if it takes them.
+        """Return the problem for which this shard takes no events of the trace now, or None.
 
         They are refused earlier than other appends while the disk fills.
         """
         return self._storage_refusal() or self.space.trace_refusal()
 
     def consumer_refusal(self) -> Problem | None:
-        """Return the problem for which it takes no entries of consumers now (cursors, receives), or None.
+        """Return the problem for which this shard takes no cursors and receives of consumers now, or None.
 
         They are refused later than other appends while the disk fills.
         """

@@ -46,7 +46,7 @@ MAX_PUBLISHED_ONCE = 100_000
 
 
 class Stage(msgspec.Struct, frozen=True, array_like=True):
-    """One staged entry: its index in the log, its number within its batch, and facts of its frame.
+    """One staged entry: its index in the log, its number within its batch, and values from its header.
 
     `records` is the number of its records; 0 means that it is a part of an upload. `size_bytes` is the size
     of the whole frame.

@@ -152,7 +152,10 @@ class PartitionState:
             self._configurations.pop()
 
     def committed(self, index: int) -> None:
-        """Note that entries up to `index` are committed; the last `log_start` among them becomes due."""
+        """Note that entries up to `index` are committed.
+
+        The last `log_start` entry among them becomes `due_start`: the log's start is to be moved there.
+        """
         self.committed_index = index
         if self._changed:
             self._forget_undo(index)
