@@ -254,7 +254,7 @@ class Driver:
         """
         if not self.is_current(replica):
             raise NotLeader(0)
-        # If stamping raises, only this batch is refused: nothing has changed yet.
+        # A batch that cannot be stamped is refused alone: nothing has changed yet.
         entry, base_offset = replica.stamped(frame, opens_segment=opens_segment, not_before_ms=not_before_ms)
         place = entry.index, entry.term, base_offset
         try:
@@ -532,9 +532,7 @@ class Driver:
             if ready.recovered:
                 replica.finish_recovery()
                 must_sync = True
-                _log.info(
-                    "%s has recovered all entries that it may have lost; its vote counts again", replica.name
-                )
+                _log.info("%s holds again all that it may have forgotten", replica.name)
         except (StorageError, BrokenChain) as error:
             self._fail(replica, error)
             return
@@ -668,11 +666,11 @@ class Driver:
 
     def _end_turn(self) -> None:
         if not self._turn_scheduled:
-            return  # The storage recorded something, but not for the driver's replicas.
+            return  # what was recorded is not of our replicas
         self._turn_scheduled = False
         if self._stopped:
             return
-        # Send before the sync: a follower's sync takes as long as ours and begins when it gets the entries.
+        # First: a follower's sync takes as long as ours, and begins later.
         try:
             self._outbox.flush()
         except Exception as error:  # noqa: BLE001  # ends the process
@@ -698,10 +696,7 @@ class Driver:
         self._storage.when_stored(lambda failure: self._synced(failure, each, held))
 
     def _synced(self, failure: BaseException | None, waiting: list[_Waiting], held: int) -> None:
-        """Notify the cores that a sync has finished, and send the messages that waited for it.
-
-        `held` bytes of the receive budget waited for the sync, too, and are released.
-        """
+        """Advance the cores of what a sync covers; `held` bytes of the receive budget waited for it."""
         if held:
             self.receive_budget.release(held)
         if self._stopped:
@@ -788,7 +783,7 @@ class Driver:
         """Start the elections that the throttle allows now, and set the alarm for the next one."""
         while (replica := self._throttle.next(now_ms)) is not None:
             if replica.core.role is not Role.LEADER:
-                # If the leader was heard from meanwhile, the deadline has moved and the core does nothing.
+                # The core does nothing if the leader was heard meanwhile: then its deadline has moved.
                 self._step(replica, lambda core: core.expire(now_ms=now_ms))
             else:
                 self.process_ready(replica)
@@ -832,7 +827,7 @@ class Driver:
             self._deliver_notices()
 
     def _deliver_notices(self) -> None:
-        """Notify groups of members that are gone or back: some groups now, the rest in later turns."""
+        """Notify groups of members that are gone: a portion now, and the rest in later turns."""
         if self._quiescence.has_notices and not self._delivering:
             self._deliver_portion()
 

@@ -108,9 +108,8 @@ class Notice(NamedTuple):
 class Quiescence:
     """The quiesced groups of one process, and the processes that they depend on.
 
-    `replicas` are those that the process runs. `address_of(node, replica)` and `address_of_peer(peer)` return
-    addresses, or None while these are unknown. Some calls produce notices for groups; `has_notices` says
-    whether there are any to deliver.
+    `replicas` are those that the process drives. `address_of(node, replica)` and `address_of_peer(peer)` give
+    addresses, or None while they are not known. After a call that may produce notices, `has_notices` says so.
     """
 
     def __init__(
@@ -138,7 +137,7 @@ class Quiescence:
         self._sought_by: dict[Replica, Sequence[Address]] = {}
         self._sought: Counter[Address] = Counter()
         self._next_grace_ms = 0
-        # By group, the members about which the group is still to be notified.
+        # By group: the members of which it is still to be notified.
         self._notices: dict[bytes, list[int]] = {}
         self._spread_ms = 0
         self.unquiesced = 0
@@ -446,7 +445,7 @@ class Quiescence:
 
     @property
     def has_notices(self) -> bool:
-        """Whether there are notices that are not delivered yet."""
+        """Whether groups are still to be notified."""
         return bool(self._notices)
 
     def take_notices(self, most: int) -> list[Notice]:
@@ -463,6 +462,6 @@ class Quiescence:
         return taken
 
     def take_notice_of(self, replica: Replica) -> Notice | None:
-        """Remove and return the notice of one group, because a message or a request waits for it."""
+        """Take the notice of one group before its turn: a message or a request waits for it."""
         members = self._notices.pop(replica.group, None)
         return Notice(replica, members, self._spread_ms) if members is not None else None

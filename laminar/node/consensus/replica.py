@@ -52,7 +52,7 @@ class StateMachine(EntryObserver, Protocol):
 
 
 class _LogView:
-    """The view of a log that a Raft core needs: its bounds, and the terms and sizes of entries."""
+    """A log as its core sees it."""
 
     __slots__ = ("_log", "term")
 
@@ -178,11 +178,11 @@ class Replica:
     def stamped(
         self, frame: bytearray | memoryview, *, opens_segment: bool = False, not_before_ms: int = 0
     ) -> tuple[Entry, int]:
-        """Stamp a batch; return the entry to propose next, and the base offset that it gets. Leader only.
+        """Return a batch as the entry to propose next, and the base offset that it gets. Leader only.
 
-        Index, terms, base offset and append time (`not_before_ms` or later) are written into `frame` in
+        Index, terms, base offset and append time, `not_before_ms` or later, are written into `frame` in
         place; nothing else changes. The driver performs the core's `Ready` before the next proposal, so the
-        next batch is stamped for the new end of the log.
+        log's end is always the end the next stamp continues from.
         """
         place = self.core.place()
         base_offset = self._stamp(frame, place, opens_segment=opens_segment, not_before_ms=not_before_ms)
@@ -231,7 +231,7 @@ class Replica:
         self.machine.truncated(index)
 
     def append(self, entries: Sequence[Entry]) -> None:
-        """Append entries to the log in memory and apply them to the state machine."""
+        """Append to the log in memory and apply to the state machine."""
         self.log.append([entry.data for entry in entries])
         for entry in entries:
             frame: Buffer = entry.data
@@ -268,12 +268,12 @@ class Replica:
 
     @property
     def configuration(self) -> Configuration:
-        """The group's present configuration: ids of voters and learners."""
+        """Voters and learners in force."""
         return self.core.configuration
 
     @property
     def configuration_record(self) -> ConfigurationRecord:
-        """The group's present configuration, with the nodes of voters and learners."""
+        """Voters and learners in force, with their nodes."""
         current = self.core.configuration
         return ConfigurationRecord(
             voters=tuple((member, self.nodes[member]) for member in current.voters),
@@ -282,7 +282,7 @@ class Replica:
         )
 
     def lagging(self, index: int) -> list[str]:
-        """Return the nodes whose replicas are not known to have the log up to `index`. Leader only."""
+        """Return the nodes whose replicas are not known to hold the log up to `index`. Leader only."""
         current = self.core.configuration
         others = [member for member in (*current.voters, *current.learners) if member != self.replica_id]
         return sorted(self.nodes[member] for member in others if self.match_index(member) < index)

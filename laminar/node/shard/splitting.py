@@ -83,11 +83,7 @@ class Splitting:
         cuts = cuts_of(weights, first=first, size=size, into=2)
         share = heaviest_part(weights, first=first, size=size, cuts=cuts)
         if share > MOST_IN_ONE_PART:
-            _log.warning(
-                "%s is above split_bytes_per_s, but is not split: one part would get %.0f %% of the load",
-                name,
-                share * 100,
-            )
+            _log.warning("%s takes much and is not split: one part would get %.0f %%", name, share * 100)
             return False
         request = BeginRouteRequest(
             topic=topic.name,
@@ -105,13 +101,8 @@ class Splitting:
         begun = not answer.error and answer.result is not None and answer.result.ok
         if begun:
             self.begun += 1
-            _log.warning("%s is above split_bytes_per_s: it is split at logical partition %d", name, cuts[0])
+            _log.warning("%s takes much: it is split at logical partition %d", name, cuts[0])
         else:
             why = answer.error or (answer.result.outcome if answer.result is not None else "")
-            _log.warning(
-                "%s is above split_bytes_per_s, but the catalog refused to split it: %s %s",
-                name,
-                why,
-                answer.detail,
-            )
+            _log.warning("%s takes much and is not split: %s %s", name, why, answer.detail)
         return begun

@@ -73,7 +73,7 @@ class IdempotencyKeys:
         return max(0, oldest.time_ms + KEPT_MS - now_ms)
 
     def complete_from_ms(self, now_ms: int) -> int:
-        """Return the append time (ms) since which all keys are in the table; older ones may be forgotten."""
+        """Return the time (ms) since which every appended key is here; older ones may be forgotten."""
         if len(self._keys) < MAX_KEYS:
             return now_ms - AGE_MS
         return next(iter(self._keys.values())).time_ms
@@ -81,9 +81,9 @@ class IdempotencyKeys:
     def appended(self, header: Header, *, delayed: tuple[int, int] | None = None) -> bool:
         """Apply a batch of records, with a key or without, that is now the log's last entry.
 
-        `delayed` are the number of the first record and the count of records, if they are delayed. Return
-        whether the table may have changed. A batch without a key may change it, too, because old keys expire
-        by its append time.
+        Return whether that may have changed the table: each batch ends the time of old keys.
+
+        `delayed` are the number of the first record and their count, if they are delayed.
         """
         keyed = bool(header.flags & Flag.KEYED)
         if not keyed and not self._keys:
