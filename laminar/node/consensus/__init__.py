@@ -1,4 +1,4 @@
-"""Raft's driver: it carries out what the core decides, for all groups of a process.
+"""The Raft driver, which performs the decisions of the Raft cores of all groups of a process.
 
 Begin with `driver` and `replica`.
 """

@@ -1,11 +1,12 @@
-"""The groups that a periodic check looks at: those that are awake, or have been since it last looked.
+"""The lists of groups that periodic checks look at: those that were awake (not quiesced) since the last look.
 
 A quiesced group appends nothing, commits nothing and changes no leader, so a check that found nothing to do
-there need not look again: an idle process does the same work however many groups it has. A check says by its
-`keep` which groups it goes on looking at while they are quiesced, because time alone makes something due.
+there need not look again: an idle process does the same work however many groups it has. Some quiesced groups
+must be checked all the same, because something becomes due by time alone; a check names these by its function
+`keep`.
 
-A group is on each list from when it is driven. It comes back when it wakes, and when it is driven no longer.
-Whatever was forgotten above, each group comes back once in `ROUND_S` all the same, a few at a time.
+A group is put on every list when the driver starts to run its replica, when it wakes, and when its replica is
+removed. As a safeguard each group is put on every list once in `ROUND_S` anyway, a few at a time.
 """
 
 from __future__ import annotations
@@ -16,22 +17,22 @@ from typing import Generic, Protocol, TypeVar
 from laminar.node.consensus.replica import Replica
 
 ROUND_S = 60
-"""Each group is looked at once in this time, quiesced or not."""
+"""Each group is looked at once in this time (seconds), quiesced or not."""
 
 
 class HasReplica(Protocol):
-    """What a list has for a group."""
+    """An object that belongs to one group, such as its partition; lists return these objects."""
 
     @property
     def replica(self) -> Replica:
-        """The replica of the group here."""
+        """This process's replica of the group."""
 
 
 Member = TypeVar("Member", bound=HasReplica)
 
 
 class AwakeList(Generic[Member]):
-    """The groups that one check looks at, in the order in which they came."""
+    """The list of one check: the groups that it has to look at, in the order in which they were added."""
 
     __slots__ = ("_groups", "_keep", "_members")
 
@@ -41,11 +42,11 @@ class AwakeList(Generic[Member]):
         self._groups: dict[bytes, None] = dict.fromkeys(members)
 
     def add(self, group: bytes) -> None:
-        """Have the check look at a group."""
+        """Put a group on the list, so that the check looks at it next time."""
         self._groups[group] = None
 
     def take(self) -> list[Member]:
-        """Return what to look at now; forget what is quiesced, unless `keep` holds for it."""
+        """Return the members to look at now, and take those off the list that are quiesced and not `keep`."""
         found: list[Member] = []
         forgotten: list[bytes] = []
         for group in self._groups:
@@ -62,27 +63,33 @@ class AwakeList(Generic[Member]):
 
 
 class Awake:
-    """The lists of one process."""
+    """All lists of one process, and the groups that are still to be put on them in this round."""
 
     def __init__(self) -> None:
         self._lists: list[AwakeList[HasReplica]] = []
-        # Groups still to come back in this round, and how many are due.
+        # Groups that are still to be put on the lists in this round, and how many of them are due.
         self._round: list[bytes] = []
         self._credit = 0.0
 
     def list_of(self, members: Mapping[bytes, Member], keep: Callable[[Member], bool]) -> AwakeList[Member]:
-        """Return a list of the groups of `members`; `keep` as described in the module's head."""
+        """Return a new list of the groups of `members` for one check.
+
+        `keep(member)` returns whether the check must look at the group even while it is quiesced.
+        """
         made = AwakeList(members, keep)
         self._lists.append(made)  # type: ignore[arg-type]  # only its `add` is called here
         return made
 
     def woken(self, group: bytes) -> None:
-        """Note that a group is driven from now on, has woken, or is driven no longer."""
+        """Put a group on every list: its replica was added, has woken, or was removed."""
         for each in self._lists:
             each.add(group)
 
     def remind(self, groups: Mapping[bytes, object], *, passed_s: float) -> None:
-        """Put as many of `groups` on every list as are due `passed_s` after the call before."""
+        """Put some of `groups` on every list, so that each gets there once in `ROUND_S`.
+
+        `passed_s` is the time since the last call, which decides how many are due now.
+        """
         self._credit += len(groups) * passed_s / ROUND_S
         while self._credit >= 1:
             self._credit -= 1

@@ -1,19 +1,18 @@
-"""The Raft driver of one process: performs what the cores of its replicas decide.
+"""The Raft driver of one process: performs the actions that the Raft cores of its replicas decide.
 
 Every input of a core (a message, a proposal, a deadline, a finished sync) is followed by `process_ready`,
-which takes the core's `Ready` and applies it to the log in memory at once. What must leave the process or
-reach the disk is collected for the loop turn: at its end all messages are sent that may be, one frame per
-peer and channel, and one sync of the shard's journal is requested. When that sync returns, the messages that
-waited for it are sent. So a loop turn costs one write per peer and one `fdatasync`, however many groups it
-touched.
+which takes the core's `Ready` and applies it to the log in memory at once. Messages and writes to the disk
+are collected during a loop turn. At its end the messages that need no sync are sent, one frame per peer and
+channel, and one sync of the shard's journal is requested. When that sync returns, the messages that waited
+for it are sent. So a loop turn costs one write per peer and one `fdatasync`, however many groups took part.
 
-The driver plans nothing itself. It asks `timers` whose deadline has come, `election_throttle` who may
-campaign, and `quiescence` which keepalives and which notices are due, and performs that; what leaves is
-gathered in `outbox`. It knows groups, logs and addresses, and neither topics nor HTTP.
+The driver plans nothing itself. It asks `timers` which deadlines have come, `election_throttle` which replica
+may campaign, and `quiescence` which keepalives and notices are due, and performs these. Outgoing messages are
+gathered in `outbox`. The driver knows groups, logs and addresses, but neither topics nor HTTP.
 
-Invariants: nothing that promises something about this disk leaves before the sync that covers it (`_synced`);
-the hard state is recorded before the entries of its term; after the failure of one replica nothing of it
-leaves. Reference: the Ready loop of etcd's raft.
+Invariants: a message that promises something about this disk is sent only after the sync that covers it
+(`_synced`); the hard state is recorded before the entries of its term; after a replica has failed no message
+of it is sent. Reference: the Ready loop of etcd's raft.
 """
 
 from __future__ import annotations
@@ -48,15 +47,15 @@ _log = logging.getLogger("laminar.driver")
 # A core that refuses a proposal raises one of these, and has changed nothing.
 REFUSALS = (NotLeader, EntryTooLarge, TooMuchUncommitted, ConfigurationRefused)
 
-# A group's members, former members, and unknown senders that a replica without entries answers: at most this
-# many.
+# Most replicas of one group that this process remembers: members, former members, and unknown senders that a
+# replica without entries answers.
 MOST_SENDERS = 1000
-# How many deadlines are dealt with in one turn, and how many groups are notified; then the sockets come
-# first. After a kill thousands may be due at once.
+# How many deadlines are handled, and how many groups are notified, in one turn of the loop, so that sockets
+# are read in between. After a process is killed thousands may be due at once.
 MOST_DUE = 64
 MOST_NOTICES = 64
-# How far the term is raised of a replica whose log is an older copy: above all in which it may have voted
-# (each takes an election, and a copy that only leaders recognise is minutes old).
+# By how much the term of a replica is raised whose log is an older copy: above all terms in which it may have
+# voted (each term takes an election, and a copy that only leaders recognise is minutes old).
 TERMS_FORGOTTEN = 1 << 14
 # A replica, and the messages that may leave once it is durable up to (index, term), as written after that
 # number of truncations.
@@ -64,17 +63,17 @@ _Waiting = tuple[Replica, list[AnyMessage], int, int, int]
 
 
 class Driver:
-    """Runs the replicas of one process over one storage and one transport. Everything on the loop.
+    """Runs the replicas of one process over one storage and one transport. Call it on the loop only.
 
-    `address_of(node, replica)` gives the address of the process on `node` that owns the group,
-    `address_of_peer(peer)` that of a process; None while it is not known. `admits(peer)` says whether
-    messages of a process count. `on_fatal(error)` is called once, when the journal failed or what all groups
-    share did: the process must end, as nothing that it holds in memory may be trusted any more. From that
-    call on the driver does nothing.
+    `address_of(node, replica)` returns the address of the process on `node` that owns the replica's group,
+    `address_of_peer(peer)` the address of a process; None while it is unknown. `admits(peer)` says whether
+    messages of a process are accepted. `on_fatal(error)` is called once, if the journal or the code that all
+    groups share failed: the process must end, because its state in memory can't be trusted any more. From
+    then on the driver does nothing.
 
-    A defect in the step of one group stops that replica alone, and `on_stopped(name, error)` is called.
-    Nothing of it leaves any more, and its log stays as it is. It takes part again after a restart of the
-    process.
+    An exception in the step of one group, which is a bug, stops only its replica, and `on_stopped(name,
+    error)` is called. No message of the replica is sent any more, and its log is not changed. It takes part
+    again after a restart of the process.
     """
 
     def __init__(
@@ -149,8 +148,8 @@ class Driver:
         self.commit_times = Histogram()
         self.stalls = 0
         self.stopped_replicas = 0
-        # Called with each replica before it is driven, and each control message before it leaves: for who
-        # watches, as the simulator does. Methods of a compiled class cannot be replaced.
+        # Hooks for observers such as the simulator: called with each replica before it is driven, and with
+        # each control message before it is sent. Methods of a compiled class cannot be replaced.
         self.on_add: Callable[[Replica], None] | None = None
         self.on_control: Callable[[Replica, AnyMessage], None] | None = None
         transport.on_frame = self.on_frame
@@ -161,7 +160,7 @@ class Driver:
     # -- replicas ----------------------------------------------------------------------
 
     def add(self, replica: Replica) -> None:
-        """Drive a replica from now on."""
+        """Start to run a replica: from now on it receives messages, deadlines and proposals."""
         if self.on_add is not None:
             self.on_add(replica)
         assert replica.group not in self.replicas, f"group {replica.group.hex()} is driven already"
@@ -170,11 +169,11 @@ class Driver:
         self.process_ready(replica)
 
     def is_current(self, replica: Replica) -> bool:
-        """Return whether this replica, and not an earlier or later one of its group, is driven here."""
+        """Return whether this replica is run here now, rather than an earlier or later one of its group."""
         return self.replicas.get(replica.group) is replica
 
     def remove(self, group: bytes, error: Exception) -> None:
-        """Stop driving a replica because of `error`, with which everything fails that waits for it."""
+        """Stop running the replica of a group; everything that waits for it fails with `error`."""
         replica = self.replicas.pop(group, None)
         if replica is None:
             return
@@ -193,10 +192,10 @@ class Driver:
             )
 
     def stop_replica(self, replica: Replica, error: Exception) -> None:
-        """Stop a replica whose own state has a defect; all others go on.
+        """Stop one replica because its state is wrong or its code failed; all others continue.
 
-        Nothing of it leaves any more, not even what was gathered in this turn. Its log stays as it is on
-        disk, from which a restart of the process opens it again.
+        None of its messages is sent any more, not even those gathered in this turn. Its log on disk is not
+        changed, and a restart of the process opens it again.
         """
         if self._stopped or not self.is_current(replica):
             return
@@ -205,10 +204,13 @@ class Driver:
         self.say_stopped(replica.name, error)
 
     def say_stopped(self, name: str, error: Exception) -> None:
-        """Log, count and report that a replica is stopped by a defect in its own state."""
+        """Log, count and report that a replica was stopped because of a bug or a defect in its state."""
         self.stopped_replicas += 1
         _log.critical(
-            "%s stops until a restart, by a defect in its own state: %r", name, error, exc_info=error
+            "%s is stopped until this process restarts, because of a defect in its state: %r",
+            name,
+            error,
+            exc_info=error,
         )
         self._on_stopped(name, error)
 
@@ -218,10 +220,10 @@ class Driver:
             self.stop_replica(replica, error)
 
     def _step(self, replica: Replica, step: Callable[[Core], object]) -> None:
-        """Give a core an input, and perform what it decides.
+        """Give a core an input, and perform the actions that it decides.
 
         Raises:
-            REFUSALS: when the core refuses a proposal.
+            REFUSALS: if the core refuses a proposal.
         """
         try:
             step(replica.core)
@@ -242,13 +244,13 @@ class Driver:
     ) -> tuple[int, int, int]:
         """Propose one unstamped batch; return the (index, term, base offset) that it gets.
 
-        `opens_segment`: a segment begins with it, even if the present one is not full. Its append time is
-        `not_before_ms` or later.
+        With `opens_segment` the batch is the first of a new segment, even if the present one is not full. Its
+        append time is `not_before_ms` or later.
 
         Raises:
-            NotLeader: when this replica does not lead, or hands over.
-            TooMuchUncommitted: when too many bytes wait to be committed.
-            EntryTooLarge: when no message carries an entry of that size.
+            NotLeader: if this replica does not lead, or is handing leadership over.
+            TooMuchUncommitted: if too many bytes wait to be committed.
+            EntryTooLarge: if the entry is larger than a message may be.
         """
         if not self.is_current(replica):
             raise NotLeader(0)
@@ -267,11 +269,11 @@ class Driver:
         return place
 
     def propose_configuration(self, replica: Replica, record: ConfigurationRecord) -> None:
-        """Propose a configuration one step from the present one.
+        """Propose a Raft configuration that differs from the present one by one step.
 
         Raises:
-            NotLeader: when this replica does not lead, or hands over.
-            ConfigurationRefused: when the step is not allowed, or not now.
+            NotLeader: if this replica does not lead, or is handing leadership over.
+            ConfigurationRefused: if the step is not allowed, or not allowed now.
         """
         if not self.is_current(replica):
             raise NotLeader(0)
@@ -279,18 +281,20 @@ class Driver:
         self._step(replica, lambda core: replica.propose_configuration(record, now_ms=now_ms))
 
     def transfer(self, replica: Replica, member: int) -> None:
-        """Hand the leadership over to a voter.
+        """Hand the leadership over to the voter `member`.
 
         Raises:
-            NotLeader: when this replica does not lead, or hands over already.
+            NotLeader: if this replica does not lead, or is handing leadership over already.
         """
         now_ms = self._clock.monotonic_ms()
         self._step(replica, lambda core: core.transfer_leadership(member, now_ms=now_ms))
 
     def release(self, replica: Replica, *, incarnation: int, last_term: int, last_index: int) -> bool:
-        """Let this replica's grants count for logs that reach the latest end among all logs of its group.
+        """Release a recovering replica, so that its votes count again for candidates with a long enough log.
 
-        Return False if that is not for this incarnation of it, or not now (`Core.release`).
+        (`last_term`, `last_index`) is the latest end among all logs of the group; a candidate's log must
+        reach it. Return False, and do nothing, if `incarnation` is not the replica's present one or the
+        replica leads. See `Core.release`.
         """
         if not self.is_current(replica) or replica.core.incarnation != incarnation or replica.leading:
             return False
@@ -304,7 +308,10 @@ class Driver:
         return True
 
     async def hand_over(self, *, timeout_s: float) -> None:
-        """Hand each leadership to the follower with the longest log, and wait: before an orderly end."""
+        """Hand each leadership to the follower with the longest log, and wait for it, at most `timeout_s`.
+
+        Called before an orderly shutdown.
+        """
         for replica in list(self.replicas.values()):
             if not replica.core.is_leader:
                 continue
@@ -320,12 +327,13 @@ class Driver:
                     self._resigned.clear()
                     await self._resigned.wait()
         except TimeoutError:
-            _log.info("not all leaderships could be handed over in %g s", timeout_s)
+            _log.info("not all leaderships were handed over within %g s; the shutdown continues", timeout_s)
 
     def is_active(self, replica: Replica, member: int) -> bool:
-        """Return whether messages of this member's replica came lately; True for this one. Leader only.
+        """Return whether this leader received a message of `member` lately; True for this replica.
 
-        In a quiesced group that means the processes of the replicas that agreed to it.
+        In a quiesced group, which sends no messages, it means that the member agreed to quiesce and its
+        process was heard from lately. Leader only.
         """
         if member == replica.replica_id:
             return True
@@ -338,9 +346,9 @@ class Driver:
         return active and self._quiescence.is_active(replica, member, now_ms=self._clock.monotonic_ms())
 
     def go_on_alone(self, replica: Replica, abandoned: Sequence[int], *, node: str) -> None:
-        """Make this replica its group's only voter, by an operator's decision that the catalog holds.
+        """Make this replica its group's only voter, by an operator's decision recorded in the catalog.
 
-        `node` is this node.
+        The replicas `abandoned` never take part again. `node` is the name of this node.
         """
         if not self.is_current(replica) or replica.core.role is Role.LEADER:
             return
@@ -352,14 +360,15 @@ class Driver:
         self._step(replica, lambda core: replica.go_on_alone(abandoned, node=node, now_ms=now_ms))
 
     def campaign(self, replica: Replica) -> None:
-        """Campaign now, if this replica may: to elect the first leader of a new group."""
+        """Start an election now, if this replica may; used to elect the first leader of a new group."""
         now_ms = self._clock.monotonic_ms()
         self._step(replica, lambda core: core.campaign(now_ms=now_ms))
 
     def confirm(self, replica: Replica) -> asyncio.Future[int]:
-        """Return a future of a commit index that was the group's at some time after this call (ReadIndex).
+        """Return a future of the group's commit index at some time after this call (ReadIndex).
 
-        It fails with ConnectionError when this replica is not the leader or ceases to be.
+        It resolves when a majority has confirmed that this replica leads, and fails with ConnectionError if
+        this replica does not lead or loses leadership.
         """
         future: asyncio.Future[int] = self._loop.create_future()
         if not self.is_current(replica):
@@ -372,12 +381,15 @@ class Driver:
         return future
 
     def suspect_leader(self, replica: Replica) -> None:
-        """Suspect the process that leads this group, so that this replica may campaign soon."""
+        """Note that the group's leader may be gone, so that this replica may campaign soon."""
         now_ms = self._clock.monotonic_ms()
         self._step(replica, lambda core: core.suspect_leader(now_ms=now_ms))
 
     def unreachable(self, replica: Replica, member: int) -> None:
-        """Let the leader ask a follower where its log ends before it sends more: messages may be lost."""
+        """Note that messages to a follower may have been lost, and wake the group. Leader only.
+
+        The leader asks the follower where its log ends before it sends more entries.
+        """
         now_ms = self._clock.monotonic_ms()
 
         def step(core: Core) -> None:
@@ -387,20 +399,20 @@ class Driver:
         self._step(replica, step)
 
     def addresses_changed(self) -> None:
-        """Use new addresses: `address_of` may answer otherwise than before."""
+        """Note that `address_of` may return other addresses than before, and use these from now on."""
         if not self._stopped:
             self._quiescence.addresses_changed()
             self._set_keepalive_alarm()
 
     def lost(self, lost: Peer | Address) -> None:
-        """Act on the end of a process, in this incarnation of it, or on an address that can't be reached."""
+        """Notify groups that a process (in this incarnation) has ended, or that an address is unreachable."""
         if not self._stopped:
             self._quiescence.lost(lost)
             self._set_keepalive_alarm()
             self._deliver_notices()
 
     def leader_requested(self, replica: Replica) -> None:
-        """Let this group be among the first to elect: a request waits for its leader."""
+        """Speed up an election in this group, because a request waits for its leader."""
         if not self._stopped and self.is_current(replica):
             self._deliver_notice_now(replica)
             now_ms = self._clock.monotonic_ms()
@@ -413,7 +425,7 @@ class Driver:
         """Process a frame of Raft messages from a peer.
 
         Raises:
-            ProtocolError: when it can't be read; nothing was done.
+            ProtocolError: if the frame can't be decoded; then none of its messages was processed.
         """
         if self._stopped:
             return
@@ -459,7 +471,7 @@ class Driver:
                 self._deliver_notice_now(replica)
             try:
                 entries = [entry_of(data, verify(data)) for data in frames]
-            except Exception as error:  # noqa: BLE001  # whatever it holds, it is dropped alone
+            except Exception as error:  # noqa: BLE001  # only this message is dropped
                 self.bad_frames += 1
                 self._bad.warning("batch", "a damaged batch from %s for %s: %r", peer, replica.name, error)
                 continue
@@ -474,7 +486,7 @@ class Driver:
                 self.process_ready(replica)
 
     def process_ready(self, replica: Replica) -> None:
-        """Apply what the core decided to the log in memory, and collect what the turn must do."""
+        """Apply the core's decisions to the log in memory; collect messages and syncs for the turn's end."""
         if self._stopped or not self.is_current(replica):
             return
         try:
@@ -485,7 +497,7 @@ class Driver:
             self.stop_replica(replica, error)
 
     def _fail_process(self, error: BaseException) -> None:
-        """End everything: the journal failed, or what all groups share did."""
+        """Stop all replicas and call `on_fatal`: the journal or code that all groups share failed."""
         if self._stopped:
             return
         self._stopped = True
@@ -549,7 +561,7 @@ class Driver:
                 self._set_keepalive_alarm()
             self._schedule(replica)
         elif ready.became is not None or not replica.leading:
-            self._schedule(replica)  # the deadlines of who leads on only move later
+            self._schedule(replica)  # The deadline of a replica that still leads only moves later.
 
     def _note_role(self, replica: Replica, *, leading: bool) -> None:
         if leading == replica.leading:
@@ -563,9 +575,9 @@ class Driver:
             self._resigned.set()
 
     def _say_two_leaders(self, replica: Replica) -> None:
-        """Log that two replicas have led one term, which is the worst that can happen to a group.
+        """Log that two replicas have led the same term, which breaks the guarantees of Raft.
 
-        One of them has forgotten a vote, and acknowledged entries may be gone.
+        A replica has lost a vote that it gave, and acknowledged entries may be lost.
         """
         core = replica.core
         other = core.take_second_leader()
@@ -583,12 +595,12 @@ class Driver:
             )
 
     def _restart_recovering(self, replica: Replica) -> None:
-        """Restart a replica as recovering: its log has turned out to be an older copy of itself.
+        """Mark a replica as recovering and restart the process, because its log is an older copy of itself.
 
-        It comes back as a new incarnation, whose vote does not count before a leader has sent it everything
-        again (docs/consensus.md#recovering). Until then it is silent. Term and vote are those of the copy,
-        too, so it begins in a term in which it has promised nothing. That is one record with the recovering
-        flag: neither can be durable without the other.
+        After the restart the replica is a new incarnation, whose vote does not count until a leader has sent
+        it all entries again (docs/consensus.md#recovering). Until the restart it sends nothing. Its term and
+        vote may be outdated like the copy, so it starts in a higher term, in which it has promised nothing.
+        The term is in the same journal record as the recovering flag, so that both become durable together.
         """
         log, core = replica.log, replica.core
         log.set_recovering(
@@ -612,15 +624,18 @@ class Driver:
         self._storage.sync(durable=True).add_done_callback(come_back)
 
     def _fail(self, replica: Replica, error: StorageError | BrokenChain) -> None:
-        """Silence a replica whose log cannot follow its core any more; all others go on.
+        """Stop a replica whose log failed to perform a decision of its core; all others continue.
 
-        Nothing of what the core decided leaves, so no peer hears of entries that are not there.
+        None of the core's messages is sent, so no peer is notified of entries that are not in the log.
         """
-        _log.critical("%s stops: %s", replica.name, error)
+        _log.critical("%s is stopped because its log failed: %s", replica.name, error)
         self.remove(replica.group, error)
 
     def _log_failed(self, log: Log) -> None:
-        """Report that a log failed. Its entries are in the journal, so it answers until the next append."""
+        """Report that the files of a log failed.
+
+        Its entries are still in the journal, so the replica takes part until its next append.
+        """
         _log.critical("%s takes no more entries until a restart: %s", log.name, log.failure)
 
     def _confirmed(self, replica: Replica, context: int, index: int | None) -> None:
@@ -667,9 +682,9 @@ class Driver:
             self.receive_budget.forget()
 
     def _wait(self) -> None:
-        """Request the sync after which cores are advanced and the messages leave that wait for it.
+        """Request the sync after which `_synced` notifies the cores and sends the messages that wait for it.
 
-        Batches of `interval` logs must only be written, unless something else is synced with them.
+        For logs with the flush policy `interval` a write is enough, unless other logs need a sync anyway.
         """
         waiting, self._waiting = self._waiting, {}
         each = [
@@ -687,7 +702,7 @@ class Driver:
         if self._stopped:
             return
         if failure is not None:
-            # The journal's failure; that of a single log makes none of this less durable.
+            # The journal failed. A failure of one log does not come here, as the journal has its entries.
             self._fail_process(failure)
             return
         try:
@@ -732,7 +747,7 @@ class Driver:
             self._fail_process(error)
 
     def _expire_due(self, now_ms: int) -> None:
-        """Deal with the deadlines that have come: `MOST_DUE` of them now, the rest in later turns."""
+        """Handle the deadlines that have come: `MOST_DUE` of them now, the rest in later turns."""
         dealt_with = 0
         while not self._stopped and (at_ms := self._deadlines.next_ms()) is not None and at_ms <= now_ms:
             if dealt_with == MOST_DUE:
@@ -765,7 +780,7 @@ class Driver:
             self._schedule(replica)
 
     def _begin_elections(self, now_ms: int) -> None:
-        """Let the replicas campaign that may by now, and look again when the next one may."""
+        """Start the elections that the throttle allows now, and set the alarm for the next one."""
         while (replica := self._throttle.next(now_ms)) is not None:
             if replica.core.role is not Role.LEADER:
                 # The core does nothing if the leader was heard meanwhile: then its deadline has moved.
@@ -830,7 +845,7 @@ class Driver:
             self._loop.call_soon(self._deliver_portion)
 
     def _deliver_notice_now(self, replica: Replica) -> None:
-        """Notify this group before its turn: a message or a request waits for it."""
+        """Deliver the pending notice of this group at once, because a message or a request waits for it."""
         notice = self._quiescence.take_notice_of(replica)
         if notice is not None:
             self._deliver(notice)
@@ -851,7 +866,7 @@ class Driver:
         self._step(notice.replica, step)
 
     def _stalled(self, late_ms: int) -> None:
-        """Excuse the silence of all peers: this loop stood still, their messages may be in the sockets."""
+        """Excuse the silence of peers while this loop stood still: their messages may be in the sockets."""
         self.stalls += 1
         now_ms = self._clock.monotonic_ms()
         if now_ms < self._next_grace_ms:
@@ -864,7 +879,7 @@ class Driver:
         self._quiescence.postpone(by_ms=late_ms + self._heartbeat_ms, now_ms=now_ms)
 
     def statistics(self) -> dict[str, int]:
-        """Return counters since the start, and how many groups are driven, led and quiesced now."""
+        """Return counters since the start, and how many groups are run, led and quiesced now."""
         return {
             "groups": len(self.replicas),
             "stopped_replicas": self.stopped_replicas,
@@ -888,7 +903,7 @@ class Driver:
     # -- end ---------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """Do nothing and send nothing from now on."""
+        """Stop at once: from now on the driver ignores inputs and sends no messages."""
         self._stopped = True
         self._deadline_alarm.close()
         self._election_alarm.close()
@@ -897,7 +912,7 @@ class Driver:
         self._outbox.close()
 
     async def close(self) -> None:
-        """Stop driving. Recorded entries are synced by the storage's own close."""
+        """Send what was gathered and stop. Recorded entries are synced when the storage is closed."""
         if not self._stopped:
             self._outbox.flush()
         self.stop()

@@ -1,12 +1,12 @@
 """A limit on the number of elections that one process has under way.
 
-After the loss of a process, or at a start, thousands of groups want a leader at once. If all campaigned
-together, the event loops of the processes would be so late that campaigns time out and are repeated, leaders
-seem silent, and everything starts over. So only a limited number of this process's elections are under way
-at a time. The next one begins when one is over (our replica has committed in its term as the leader, or
-follows), or has lasted a heartbeat interval, as a group that can't elect must not delay others. So the pace
-adapts to the load of the machine. This module decides about no vote, and to campaign later is always safe.
-Elections that other replicas began, and hand-overs, don't wait.
+After the loss of a process, or at a start, thousands of groups need a leader at once. If all of them
+campaigned together, the event loops of the processes would be so late that campaigns time out and are
+repeated, leaders seem silent, and everything starts over. So only a limited number of this process's
+elections are under way at a time. The next one begins when one is over (our replica has committed in its term
+as the leader, or follows), or has lasted a heartbeat interval, because a group that can't elect must not
+delay others. In this way the pace adapts to the load of the machine. This module does not decide votes, and
+campaigning later is always safe. Elections that other replicas began, and hand-overs, don't wait.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ MOST_AT_ONCE = 128
 
 
 class ElectionThrottle:
-    """The replicas that wait to campaign, and the elections that are under way, `most_at_once` at most.
+    """The replicas that wait to campaign, and the elections under way: at most `most_at_once`.
 
-    An election that is not over counts as under way for `hold_ms`.
+    An election counts as under way until it is over, but for `hold_ms` at most.
     """
 
     def __init__(self, *, hold_ms: int, most_at_once: int = MOST_AT_ONCE) -> None:
         self._hold_ms = hold_ms
         self._most_at_once = most_at_once
-        # Under way, and until when each counts; those that began first come first.
+        # Elections under way, and until when (ms) each counts as such; in the order in which they began.
         self.under_way: dict[Replica, int] = {}
-        # Waiting: those that a request waits for, and the others.
+        # Waiting replicas: those whose leader a request waits for, and the others.
         self._expedited: dict[Replica, None] = {}
         self._waiting: dict[Replica, None] = {}
 
     def __len__(self) -> int:
-        """Return how many replicas wait."""
+        """Return how many replicas wait to campaign."""
         return len(self._expedited) + len(self._waiting)
 
     def add(self, replica: Replica) -> None:
@@ -43,13 +43,13 @@ class ElectionThrottle:
             (self._expedited if replica.core.is_expedited else self._waiting)[replica] = None
 
     def expedite(self, replica: Replica) -> None:
-        """Let a replica, if it waits, go before those that no request waits for."""
+        """Move a waiting replica ahead of others, because a request waits for its group's leader."""
         if replica in self._waiting:
             del self._waiting[replica]
             self._expedited[replica] = None
 
     def next(self, now_ms: int) -> Replica | None:
-        """Return the replica that may campaign now; None if none waits, or enough elections are under way."""
+        """Return a replica that may campaign now and count its election as under way; None if none may."""
         while self.under_way:
             replica, until_ms = next(iter(self.under_way.items()))
             if now_ms < until_ms:
@@ -64,7 +64,7 @@ class ElectionThrottle:
         return None
 
     def next_ms(self) -> int | None:
-        """Return when `next` has another replica even if no election ends; None if none waits."""
+        """Return when (ms) `next` returns a replica even if no election ends; None if no replica waits."""
         return next(iter(self.under_way.values()), None) if self else None
 
     def processed(self, replica: Replica) -> bool:
@@ -75,12 +75,12 @@ class ElectionThrottle:
         return False
 
     def removed(self, replica: Replica) -> None:
-        """Forget a replica that is not driven any more."""
+        """Forget a replica that the driver does not run any more."""
         self._expedited.pop(replica, None)
         self._waiting.pop(replica, None)
         self.under_way.pop(replica, None)
 
     def close(self) -> None:
-        """Let no replica campaign any more."""
+        """Remove all waiting replicas, so that none of them campaigns any more."""
         self._expedited.clear()
         self._waiting.clear()

@@ -1,10 +1,10 @@
 """The `log_start` entry, by which the replicas of a group remove their oldest records together.
 
-The leader appends it like any other entry; once it is committed, each replica lets its log begin after the
-entry that it names. The `log_start` entry contains all that was derived from the removed entries: the group's
-configuration and the state of its state machine, as they were before this entry. So a trimmed log is still
-complete by itself: an entry that sets the log's start lies after that start, so a reader that begins at the
-first entry always comes to a `log_start` entry, and its state is complete.
+The leader appends it like any other entry. Once it is committed, each replica trims its log up to the entry
+that it names. The `log_start` entry contains everything that was derived from the removed entries: the
+group's configuration and the state of its state machine, as they were before this entry. So a trimmed log is
+still complete by itself: the `log_start` entry lies after the start that it sets, so a reader that begins at
+the first entry always comes to it, and then has the complete state.
 
 The state is bytes here; a partition's is a `laminar.node.partition.state.derived_state.DerivedState`.
 """
@@ -18,10 +18,10 @@ from laminar.node.consensus.raft_wire import ConfigurationRecord
 
 
 class LogStartRecord(msgspec.Struct, frozen=True, array_like=True):
-    """Payload of a `log_start` entry: where the log begins, and the state derived from the removed entries.
+    """Payload of a `log_start` entry: the new start of the log, and the state from the removed entries.
 
-    (`index`, `term`) is the last entry that is removed, `time_ms` its append time; `offset` is that of the
-    first record kept. `state` is left encoded, as it is large and seldom read.
+    (`index`, `term`) is the last entry that is removed, `time_ms` its append time; `offset` is the offset of
+    the first record that is kept. `state` stays encoded, because it is large and seldom read.
     """
 
     index: int
@@ -40,5 +40,5 @@ _decoder = msgspec.msgpack.Decoder(LogStartRecord)
 
 
 def log_start_record(frame: Buffer) -> LogStartRecord:
-    """Return the record in a whole `log_start` batch."""
+    """Return the record in the frame of a `log_start` entry."""
     return _decoder.decode(body_of(frame))

@@ -1,12 +1,13 @@
-"""Release of groups whose replicas are recovering: they go on once all of their replicas have answered.
+"""Release of groups whose replicas are recovering: they elect a leader once all replicas have answered.
 
-The grant of a recovering replica elects no leader (docs/consensus.md#recovering), so after a power loss of
-the whole cluster a group with `flush=interval` has none. No single replica knows who must be asked, as it may
-have forgotten the configuration too. So the members are those that the catalog has on record, as its leader
-confirms, and those of every configuration that any of them knows. Each is asked twice: for its incarnation,
-and when all have answered that, for the end of its log. When all answers agree, and none of them leads, each
-is sent the latest end (`Core.release`). A replica that does not answer is waited for, until an operator
-decides.
+A recovering replica may have lost entries that it acknowledged, so its vote does not count
+(docs/consensus.md#recovering). After a power loss of the whole cluster a group with `flush=interval` can have
+only such replicas, and so no leader. No single replica knows which members must be asked, because it may have
+lost the configuration, too. So those asked are the members in the catalog, as its leader confirms, and the
+members of every configuration that any of them knows. Each is asked twice: for its incarnation, and, when all
+have answered, for the end of its log. If all answers agree and none of the replicas leads, each is sent the
+latest of the log ends (`Core.release`), and its vote counts for candidates whose log reaches that end. If a
+replica does not answer, the group waits for it, or until an operator decides.
 
 Any process with a recovering replica does this for its own groups; several may do it at the same time.
 """
@@ -41,7 +42,11 @@ Members = dict[int, str]
 
 
 class LogEnd(msgspec.Struct, frozen=True, array_like=True):
-    """A process's replica of a group. `replica_id` 0: it has none, and its manifest is intact."""
+    """The answer of a process about a group: its replica, and the end of that replica's log.
+
+    `replica_id` is 0 if the process has no replica of the group, and knows this from an intact manifest.
+    `members` maps the ids of the members that it knows to their nodes.
+    """
 
     replica_id: int = 0
     incarnation: int = 0
@@ -52,7 +57,7 @@ class LogEnd(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Floor(msgspec.Struct, frozen=True, array_like=True):
-    """The latest end of a group's logs, for one incarnation of one replica."""
+    """The request to release one incarnation of one replica, with the latest end of its group's logs."""
 
     group: bytes
     replica_id: int
@@ -65,22 +70,25 @@ class RecordedMembers(Protocol):
     """The members of a process's groups, as the catalog knows them."""
 
     def waiting(self) -> Iterable[Replica]:
-        """Return the replicas here whose group may be released."""
+        """Return the recovering replicas of this process whose groups may be released."""
 
     async def refresh(self) -> bool:
-        """Get what the catalog's leader knows; return False if that is not possible now."""
+        """Fetch the present state of the catalog from its leader; return False if that fails now."""
 
     def recorded(self, replica: Replica) -> Members | None:
-        """Return the members that must answer beside those that the logs name; None if that is not known."""
+        """Return the members in the catalog that must answer, or None if they are not known.
+
+        Members that the logs name must answer, too.
+        """
 
     def complete(self, members: Members) -> bool:
-        """Return whether these include every member that must be asked."""
+        """Return whether `members` include every member that must be asked."""
 
     def unmade(self, replica: Replica, replica_id: int) -> bool:
-        """Return whether the catalog has no record that this replica was made."""
+        """Return whether the catalog has no record that member `replica_id` of the group was created."""
 
     def removed(self, replica: Replica, replica_id: int) -> bool:
-        """Return whether the catalog knows that the removal of this replica is committed."""
+        """Return whether the catalog knows that the removal of member `replica_id` is committed."""
 
 
 _ends_decoder = msgspec.msgpack.Decoder(list[LogEnd | None])
@@ -93,10 +101,11 @@ _Ends = dict[bytes, dict[int, LogEnd]]
 
 
 class Releases:
-    """The releases of one process, which runs on `node`.
+    """Releases the groups of one process, which runs on `node`, and answers the questions of others.
 
-    `call(address, method, payload, timeout=...)` asks another process; `methods` are what this one answers.
-    `address_of(node, replica)` gives the address of the process on `node` that owns the replica's group.
+    `call(address, method, payload, timeout=...)` asks another process; `methods` are those that this process
+    answers. `address_of(node, replica)` returns the address of the process on `node` that owns the replica's
+    group.
     """
 
     def __init__(
@@ -119,15 +128,16 @@ class Releases:
         self._patience_ms = 2 * election_timeout_ms
         self._call = call
         self._address_of = address_of
-        # Since when a recovering replica has had no leader.
+        # By group, since when (ms) a recovering replica has had no leader.
         self._waiting_since_ms: dict[bytes, int] = {}
         self.released = 0
         self.methods = {ENDS: self._on_ends, RELEASE: self._on_release}
 
     def check(self) -> Coroutine[Any, Any, None] | None:
-        """Return a coroutine that tries to release groups without a leader for two election timeouts.
+        """Return a coroutine that tries to release the groups that need it, for the caller to run.
 
-        None if there is no such group. The caller runs it.
+        These are groups of recovering replicas that have had no leader for two election timeouts. Return None
+        if there are none.
         """
         now_ms = self._clock.monotonic_ms()
         leaderless = [each for each in self._recorded.waiting() if is_leaderless(each)]
@@ -141,8 +151,8 @@ class Releases:
         first = await self._ends(replicas)
         if not first or not await self._recorded.refresh():
             return
-        # Each replica has named its incarnation, so what it may forget is forgotten by now. The members
-        # were read after that: those to which it acknowledged what it forgot are among them.
+        # Each replica has answered with its incarnation, so it can lose no more entries by the power loss.
+        # The members were read after that: they include those to which it acknowledged the lost entries.
         second = await self._ends([each for each in replicas if each.group in first])
         floors: dict[Address | None, list[Floor]] = {}
         for replica in replicas:
@@ -154,8 +164,9 @@ class Releases:
                 continue
             last = max((end.last_term, end.last_index) for end in ends.values())
             _log.warning(
-                "%s: no majority can vouch for all that was acknowledged, and all of its %d replicas answer: "
-                "it goes on from the latest of their logs, which ends with entry %d of term %d",
+                "%s: no majority of replicas is sure to have all acknowledged entries, but all %d replicas "
+                "have answered: the group continues with the latest of their logs, which ends with entry %d "
+                "of term %d",
                 replica.name,
                 len(ends),
                 *reversed(last),
@@ -180,11 +191,14 @@ class Releases:
         return {each: node for each, node in members.items() if not self._recorded.removed(replica, each)}
 
     def _remote(self, node: str, replica: Replica) -> Address | None:
-        """Return the address at which a member is asked; None for this process."""
+        """Return the address of the process on `node` to ask; None for this process, or if unknown."""
         return None if node == self._node else self._address_of(node, replica)
 
     async def _ends(self, replicas: list[Replica]) -> _Ends:
-        """Return the log ends of all members of these groups, without groups of which one does not answer."""
+        """Ask all members of these groups for the ends of their logs; return them by group and member.
+
+        A group is left out if one of its members does not answer.
+        """
         found: _Ends = {each.group: {} for each in replicas if self._recorded.recorded(each) is not None}
         while True:
             asked: dict[Address | None, list[tuple[Replica, int]]] = {}
@@ -233,7 +247,9 @@ class Releases:
             payload = await self._call(address, ENDS, _encoder.encode(groups), timeout=ASK_TIMEOUT_S)
             ends = _ends_decoder.decode(payload)
         except (TransportError, msgspec.DecodeError) as error:
-            _log.debug("%s does not say where its logs end: %s", address, error)
+            _log.debug(
+                "%s does not answer where its logs end; its groups are not released: %s", address, error
+            )
             return nothing
         return ends if len(ends) == len(groups) else nothing
 
@@ -244,7 +260,7 @@ class Releases:
         try:
             await self._call(address, RELEASE, _encoder.encode(floors), timeout=ASK_TIMEOUT_S)
         except TransportError as error:
-            _log.debug("%s does not receive where the latest log ends: %s", address, error)
+            _log.debug("the release of replicas was not sent to %s: %s", address, error)
 
     # -- answering ---------------------------------------------------------------------
 
@@ -256,7 +272,7 @@ class Releases:
         return b""
 
     def _end(self, group: bytes) -> LogEnd | None:
-        """Return the end of our replica's log; None while it can't answer."""
+        """Return the log end of this process's replica of a group; None while it can't answer."""
         driver = self._driver
         replica = driver.replicas.get(group)
         if replica is None:
@@ -295,7 +311,7 @@ def is_leaderless(replica: Replica) -> bool:
 
 
 def members_of(replica: Replica) -> Members:
-    """Return the members that may count in this group, by this replica's own log."""
+    """Return the members of this group, with their nodes, in any configuration in the replica's own log."""
     return {
         member: replica.nodes[member] for member in replica.core.possible_members if member in replica.nodes
     }

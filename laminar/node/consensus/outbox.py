@@ -2,9 +2,9 @@
 
 Messages and appends are gathered here by address. Consecutive appends of one turn become one append. Of
 several commit notices to a follower only the last is sent, and none if an append carries that commit index.
-Entries that are only on disk are first read outside of the loop; later appends to the same follower wait for
-that read, as it could not join their entries to its log. What can't be sent is dropped: in Raft every message
-may be lost.
+Entries that are only on disk are first read outside of the loop. Later appends to the same follower wait for
+that read, because the follower could not append their entries before the earlier ones. A message that can't
+be sent is dropped: Raft allows every message to be lost.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _Member = tuple[bytes, int]
 
 
 class _GatheredAppend:
-    """An append with its batches; a following append of the same turn is joined to it."""
+    """An append message with its batches; the next append of the same turn may be joined to it."""
 
     __slots__ = ("frames", "message", "size_bytes")
 
@@ -49,7 +49,10 @@ class _GatheredAppend:
         self.size_bytes = sum(map(len, frames))
 
     def takes(self, message: Append, size_bytes: int) -> bool:
-        """Return whether `message` continues this append, for the same incarnation of the same follower."""
+        """Return whether the entries of `message` can be joined to this append.
+
+        They can if they are the next ones, for the same incarnation of the follower, and fit into a frame.
+        """
         mine = self.message
         return (
             mine.prev_index + len(self.frames) == message.prev_index
@@ -59,7 +62,7 @@ class _GatheredAppend:
         )
 
     def add(self, message: Append, frames: Sequence[Buffer], size_bytes: int) -> None:
-        """Join the entries of an append that this one takes."""
+        """Join the entries of an append for which `takes` returned True."""
         self.frames += frames
         self.size_bytes += size_bytes
         self.message = msgspec.structs.replace(
@@ -96,16 +99,16 @@ class Outbox:
         self._bulk: dict[Address, list[_GatheredAppend]] = {}
         # The last append in `_bulk` by group and follower.
         self._appends: dict[_Member, _GatheredAppend] = {}
-        # Commits that followers are to be notified of; `due` once the next flush is the one to send them.
+        # Commit notices to followers; once `_notices_due` is True the next flush sends them.
         self._notices: dict[_Member, tuple[Address, Heartbeat]] = {}
         self._notices_due = False
-        # Appends whose entries must be read from disk, by group and follower; there while one is read.
+        # By group and follower, the appends that wait until entries are read from disk.
         self._reads: dict[_Member, deque[SendAppend]] = {}
         self._tasks: dict[asyncio.Task[None], None] = {}
         self.dropped_messages = 0
 
     def address(self, replica: Replica, receiver: int) -> Address | None:
-        """Return where a member of the group is reached; count a drop and return None if it is not known."""
+        """Return the address of a group's member; if it is unknown, count a drop and return None."""
         node = replica.nodes.get(receiver)
         address = self._address_of(node, replica) if node is not None else None
         if address is None:
@@ -113,10 +116,11 @@ class Outbox:
         return address
 
     def control(self, replica: Replica, message: AnyMessage) -> None:
-        """Gather a small message.
+        """Gather a small message (one without entries).
 
-        A mere commit notice waits until the requests that wait for that commit have had their turn: what they
-        propose carries it to the followers, too.
+        A heartbeat that only tells a follower the commit index (a commit notice) is kept for one more turn.
+        The requests that wait for the commit run first, and an append that they cause carries the commit
+        index, too.
         """
         address = self.address(replica, message.receiver)
         if address is None:
@@ -128,8 +132,8 @@ class Outbox:
                     self._loop.call_soon(self._send_notices)
                 self._notices[key] = (address, message)
                 return
-            # This heartbeat carries the commit index, too. An older notice after it would wake a follower
-            # that it has made quiesce.
+            # This heartbeat carries the commit index, too. It may make the follower quiesce, and an older
+            # notice sent after it would wake the follower.
             self._notices.pop(key, None)
         self._control.setdefault(address, []).append(message)
         self._turn()
@@ -140,7 +144,7 @@ class Outbox:
             self._turn()
 
     def append(self, replica: Replica, append: SendAppend) -> None:
-        """Gather entries, or a probe without any, which asks about all that was sent before it."""
+        """Gather an append of entries, or a probe: an empty one, to ask whether earlier ones have arrived."""
         address = self.address(replica, append.message.receiver)
         if address is None:
             return
@@ -160,7 +164,7 @@ class Outbox:
         try:
             frames = replica.log.read_nowait(append.first_index, append.last_index, max_bytes=1 << 31)
         except StorageError:
-            frames = None  # what cannot be read here cannot be sent; the rest of this process goes on
+            frames = None  # The read below reports the error; other replicas are not affected.
         if frames is not None and len(frames) == append.last_index - append.first_index + 1:
             self._pack(address, key, append.message, list(frames))
             return
@@ -180,12 +184,12 @@ class Outbox:
         self._turn()
 
     def keepalive(self, address: Address, keepalive: Keepalive) -> None:
-        """Gather a keepalive, one for all groups that are quiesced between two processes."""
+        """Send a keepalive, which replaces the heartbeats of all groups quiesced between two processes."""
         if not self._transport.send(address, Channel.CONTROL, keepalive_frame(keepalive)):
             self.dropped_messages += 1
 
     async def _read_and_send(self, replica: Replica, address: Address, key: _Member) -> None:
-        """Read entries that are only on disk off the loop, in order, and send those that still hold."""
+        """Read entries from disk off the loop, in order; gather their appends if the term is unchanged."""
         appends = self._reads[key]
         try:
             while appends:
@@ -201,11 +205,16 @@ class Outbox:
                 if replica.core.term == append.message.term:
                     self._pack(address, key, append.message, frames)
         except DamagedRange:
-            # Already logged where the damage was found. Raft tries again until the bytes are repaired.
+            # The damage was logged when it was found. Raft tries again until the bytes are repaired.
             pass
         except (StorageError, AssertionError, LookupError) as error:
-            # The core takes every message as one that may be lost: it asks again.
-            _log.warning("%s: entries from %d on are not sent: %s", replica.name, append.first_index, error)
+            # The core expects that any message may be lost, and sends the entries again.
+            _log.warning(
+                "%s: entries from %d on were not sent to a follower and will be tried again: %s",
+                replica.name,
+                append.first_index,
+                error,
+            )
         finally:
             del self._reads[key]
 
@@ -236,12 +245,12 @@ class Outbox:
         gathered: Sequence[T],
         group_of: Callable[[T], bytes],
     ) -> None:
-        """Send all of these in one frame.
+        """Send all of the gathered messages in one frame.
 
-        A message that makes the frame fail is dropped alone, and its replica stops.
+        If a message cannot be encoded, only this message is dropped, and its replica is stopped.
         """
         try:
-            # It holds all that leaves for this address: to wait for the turn's end would gain nothing.
+            # The frame has all messages of this turn for the address, so it need not wait for the turn's end.
             sent = self._transport.send(address, channel, frame(gathered), at_once=True)
         except Exception as error:  # noqa: BLE001  # stops the replica that it is of
             if len(gathered) > 1:
@@ -254,9 +263,9 @@ class Outbox:
             self.dropped_messages += len(gathered)
 
     def discard(self, group: bytes) -> None:
-        """Drop what was gathered for this group.
+        """Drop all messages gathered for this group.
 
-        What is being read is not sent either: the group is not driven any more by then.
+        Entries that are being read from disk are not sent either, because the replica is not current then.
         """
         for address, messages in self._control.items():
             self._control[address] = [each for each in messages if each.group != group]
@@ -266,7 +275,7 @@ class Outbox:
         self._notices = {key: each for key, each in self._notices.items() if key[0] != group}
 
     def _drop_notices_said_by(self, append: Append) -> None:
-        """Drop a gathered notice that says no more than this append; one that came after it stays."""
+        """Drop a gathered commit notice if this append carries the same or a later commit index."""
         key = (append.group, append.receiver)
         waiting = self._notices.get(key)
         if waiting is not None and waiting[1].commit <= append.commit:
@@ -279,7 +288,7 @@ class Outbox:
 
 
 def _portions(appends: Sequence[_GatheredAppend]) -> Iterable[list[tuple[Append, list[Buffer]]]]:
-    """Group appends into frames of about 256 KiB, so that none waits behind megabytes of others."""
+    """Group appends into portions of about 256 KiB, one frame each, so that none waits behind megabytes."""
     portion: list[tuple[Append, list[Buffer]]] = []
     size_bytes = 0
     for gathered in appends:

@@ -1,11 +1,12 @@
 """Repair of damaged entries: they are fetched from other replicas of their group and put back in their place.
 
 Each process has one `PeerRepair`, shards and controller alike. When a storage reports damage, the nodes that
-hold the group are asked in turn for the entry, the leader's node first. A node gives only bytes that it has
-just verified, and only an entry that has the wanted (index, term) or is committed there: either of these
-identifies one entry of the group for ever. Before the bytes are put back, their checksums, the chain to both
-neighbours, offsets and size are checked again (`laminar.log.integrity.damage_registry`). All other entries
-are served meanwhile. This module knows nothing of topics; its callers tell it where the other replicas are.
+have replicas of the group are asked in turn for the entry, the leader's node first. A node sends only bytes
+that it has just verified, and only an entry that has the wanted (index, term) or is committed there: either
+of these identifies one entry of the group for ever. Before the bytes are put back, their checksums, the chain
+to both neighbours, offsets and size are checked again (`laminar.log.integrity.damage_registry`). All other
+entries are served meanwhile. This module knows nothing of topics; its callers say where the other replicas
+are.
 """
 
 from __future__ import annotations
@@ -44,9 +45,9 @@ AT_ONCE = 2
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 10.0
 
-# What a node says of an entry. HELD: here it is. DAMAGED: its bytes are gone here too. ABSENT: it is not in
-# the log yet. TRIMMED: the log begins after it by now, and that is committed. OTHER: there is one of another
-# term in its place. UNSURE: ask again, it may be committed soon.
+# The possible answers of a node about an entry. HELD: the answer contains it. DAMAGED: its bytes are lost
+# there, too. ABSENT: it is not in the log yet. TRIMMED: it was trimmed, by a committed `log_start`. OTHER:
+# the log has an entry of another term at this index. UNSURE: ask again later, it may be committed soon.
 HELD, DAMAGED, ABSENT, OTHER, UNSURE = "held", "damaged", "absent", "other", "unsure"
 TRIMMED = "trimmed"
 
@@ -64,7 +65,10 @@ class EntryRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class EntryReply(msgspec.Struct, frozen=True, array_like=True):
-    """A replica's copy of the entry; `committed`: it is known to be committed."""
+    """The answer of a replica: a status, and with `held` its copy of the entry.
+
+    `committed` says whether the entry at this index is known to be committed there.
+    """
 
     status: str
     committed: bool = False
@@ -77,29 +81,29 @@ _reply_decoder = msgspec.msgpack.Decoder(EntryReply)
 
 @dataclass(slots=True, eq=False)
 class _Kept:
-    """One replica's log, driven or not yet."""
+    """The log of one replica of this process whose damage is repaired, and what is known of the damage."""
 
     entry: ReplicaEntry
     log: Log
     replica: Replica | None = None
     task: asyncio.Task[None] | None = None
-    # Damage that no other replica can repair, by its first entry, with their answers; it is logged once.
+    # Damage that no other replica can repair: by its first entry, the answers of the nodes. Logged once.
     gone: dict[int, str] = field(default_factory=dict)
-    # Damage that is trimmed elsewhere, by its first entry.
+    # The first entries of damage that other replicas have trimmed.
     trimmed: set[int] = field(default_factory=set)
     waiting: list[asyncio.Future[None]] = field(default_factory=list)
 
     @property
     def committed_index(self) -> int:
-        """Up to here its entries are known to be committed."""
+        """Index up to which the entries of this log are known to be committed."""
         return self.replica.core.committed_index if self.replica is not None else self.log.start.index
 
     def damage_from(self, index: int) -> Damage | None:
-        """Return the first damage that includes an entry at or after `index`; None if there is none."""
+        """Return the first damaged range with an entry at or after `index`; None if there is none."""
         return next((each for each in self.log.quarantine if each.last_index >= index), None)
 
     def wake(self) -> None:
-        """Wake everything that waits for progress of this log."""
+        """Wake the callers of `wait_for_progress` for this log."""
         waiting, self.waiting = self.waiting, []
         for future in waiting:
             if not future.done():
@@ -107,11 +111,12 @@ class _Kept:
 
 
 class PeerRepair:
-    """The repairs of one process.
+    """Repairs the damaged entries of one process, and answers the requests of other processes.
 
     Call `keep` for a log before it is read, and `attach_replica` when its replica exists.
-    `nodes_of(entry, replica)` names the nodes that may hold the group, in the order in which to ask them;
-    `address_of(node, entry)` says where, or None. `hand_over(replica, node)` lets another node lead.
+    `nodes_of(entry, replica)` returns the nodes that may have replicas of the group, in the order in which to
+    ask them. `address_of(node, entry)` returns the address of the process there, or None.
+    `hand_over(replica, node)` hands leadership to another node. `spawn` starts a task.
     """
 
     def __init__(
@@ -147,9 +152,10 @@ class PeerRepair:
     # -- what is kept ------------------------------------------------------------------------
 
     def keep(self, entry: ReplicaEntry, log: Log) -> None:
-        """Repair a log's damage from now on, and answer other replicas from it.
+        """Start to repair a log's damage, and to answer other replicas with entries of this log.
 
-        If it replaces another log of the group, entries that only that one lacked are not asked for any more.
+        If the log replaces an earlier log of the group, the damage of the earlier one is not repaired any
+        more.
         """
         self.forget(entry.group)
         kept = _Kept(entry, log)
@@ -158,13 +164,13 @@ class PeerRepair:
             self._begin(kept)
 
     def attach_replica(self, replica: Replica) -> None:
-        """Note that the replica of a kept log takes part in its group from now on."""
+        """Note that the replica of a log passed to `keep` takes part in its group from now on."""
         kept = self._by_group[replica.group]
         kept.replica = replica
         self._hold_back(kept)
 
     def forget(self, group: bytes) -> None:
-        """Stop repairing a group that is no longer held here, or whose log is about to be replaced."""
+        """Stop repairing a group's log: its replica was removed here, or the log is about to be replaced."""
         kept = self._by_group.pop(group, None)
         if kept is None:
             return
@@ -174,17 +180,17 @@ class PeerRepair:
         kept.wake()
 
     def keeps(self, log: Log) -> bool:
-        """Return whether this log's damage is repaired: until its replica is removed, or its log replaced."""
+        """Return whether this log's damage is being repaired: it was passed to `keep` and not forgotten."""
         return log.log_id in self._by_log
 
     def found(self, log: Log, damage: DamagedRange) -> None:
-        """Begin to repair damage that a read or the scrubber found: for `Storage.on_damage`."""
+        """Begin to repair damage that a read or the scrubber found; called as `Storage.on_damage`."""
         kept = self._by_log.get(log.log_id)
         if kept is not None:
             self._begin(kept)
 
     def gone(self) -> list[tuple[ReplicaEntry, Damage]]:
-        """Return the damage here that no other replica can repair."""
+        """Return the damaged ranges that no other replica can repair, each with its log's manifest entry."""
         found = []
         for log_id in list(self._with_gone):
             kept = self._by_log.get(log_id)
@@ -197,19 +203,19 @@ class PeerRepair:
         return found
 
     def is_gone(self, group: bytes, index: int) -> bool:
-        """Return whether an entry is damaged here, and every other voter has said that it doesn't have it."""
+        """Return whether an entry is damaged here and all other nodes answered that they don't have it."""
         kept = self._by_group.get(group)
         damage = kept.log.quarantine.at(index) if kept is not None else None
         return kept is not None and damage is not None and damage.first_index in kept.gone
 
     def is_trimmed(self, group: bytes, index: int) -> bool:
-        """Return whether an entry is damaged here and trimmed elsewhere, so soon here too."""
+        """Return whether an entry is damaged here and trimmed elsewhere, so it will soon be trimmed here."""
         kept = self._by_group.get(group)
         damage = kept.log.quarantine.at(index) if kept is not None else None
         return kept is not None and damage is not None and damage.first_index in kept.trimmed
 
     async def wait_for_progress(self, group: bytes) -> None:
-        """Wait until it is worth checking again what is damaged in a group's log."""
+        """Wait until the next attempt to repair a group's log is over; return at once if it has no damage."""
         kept = self._by_group.get(group)
         if kept is None or not kept.log.quarantine:
             return
@@ -237,12 +243,12 @@ class PeerRepair:
 
     @staticmethod
     def _hold_back(kept: _Kept) -> None:
-        """Let other voters lead before a damaged replica (docs/consensus.md#damage)."""
+        """Make a replica with damage delay its campaigns, so that others lead (docs/consensus.md#damage)."""
         if kept.replica is not None:
             kept.replica.core.defers_campaign = bool(kept.log.quarantine) or not kept.replica.machine.is_whole
 
     async def _work(self, kept: _Kept) -> None:
-        """Ask for damaged entries round after round, ever more slowly, until all is whole."""
+        """Ask for the damaged entries in rounds, with growing pauses, until the log has no damage."""
         pause_s = FIRST_PAUSE_S
         try:
             while kept.log.quarantine and kept.log.failure is None:
@@ -263,14 +269,14 @@ class PeerRepair:
         kept.wake()
 
     async def _round(self, kept: _Kept) -> None:
-        """Ask every node once for each damage's first entry, and for its next one when that was repaired."""
+        """Ask all nodes once for the first entry of each damaged range; after a repair, for the next one."""
         index = 0
         while (damage := kept.damage_from(index)) is not None:
             healed = await self._repair_damage(kept, damage)
             index = (damage.first_index if healed else damage.last_index) + 1
 
     async def _repair_damage(self, kept: _Kept, damage: Damage) -> bool:
-        """Ask for the first entry of a damage; return whether it is whole now."""
+        """Ask the nodes for the first entry of a damaged range; return whether it is intact now."""
         log, index = kept.log, damage.first_index
         term = damage.term or await self._term_of(log, damage)
         assert self._cluster_id() is not None, "a replica of no cluster"
@@ -289,7 +295,7 @@ class PeerRepair:
                 _log.debug("%s: %s is asked for entry %d: %s", log.name, node, index, error)
                 continue
             if log.quarantine.at(index) is None:
-                return True  # whole again, or cut, meanwhile
+                return True  # It was repaired or truncated meanwhile.
             if reply.status != HELD:
                 self.missing += 1
                 answers[node] = reply.status
@@ -311,17 +317,17 @@ class PeerRepair:
         try:
             header = Header.unpack(reply.frame)
             if term and header.term != term:
-                raise RepairRefused(f"entry {index} is of term {term}, what {node} gave is of {header.term}")
+                raise RepairRefused(f"entry {index} is of term {term}, but {node} sent one of {header.term}")
             if not term and not reply.committed:
                 raise RepairRefused(f"entry {index} is not known to be committed at {node}")
             await log.repair(index, reply.frame)
             self.repaired += 1
-            # Meanwhile the log may begin after it, or end before it.
+            # Verify the entry, unless it was trimmed or truncated meanwhile.
             if log.first_index <= index <= log.last_index:
                 await log.read(index, index, max_bytes=1)
         except (RepairRefused, BatchError) as error:
             self.refused += 1
-            _log.warning("%s: what %s has of entry %d is not taken: %s", log.name, node, index, error)
+            _log.warning("%s: the copy of entry %d that %s sent is refused: %s", log.name, index, node, error)
             return False
         except (DamagedRange, DiskError) as error:
             _log.error("%s: entry %d cannot be repaired on this disk: %s", log.name, index, error)
@@ -335,7 +341,7 @@ class PeerRepair:
 
     @staticmethod
     async def _term_of(log: Log, damage: Damage) -> int:
-        """Return the term of a damage's first entry if the log or the entry after it tells it; else 0."""
+        """Return the term of a damaged range's first entry, by the log or the next entry; 0 if unknown."""
         known = log.term(damage.first_index)
         if known or damage.first_index < damage.last_index or damage.last_index == log.last_index:
             return known or 0
@@ -346,9 +352,9 @@ class PeerRepair:
         return Header.unpack(frame).prev_term
 
     def _mark_gone(self, kept: _Kept, damage: Damage, answers: dict[str, str]) -> None:
-        """Record and log, once, that all nodes answered and none has the entry.
+        """Record that all nodes answered and none has the entry; log it the first time.
 
-        They are still asked for it in later rounds.
+        The nodes are still asked for the entry in later rounds.
         """
         if damage.first_index in kept.gone:
             return
@@ -356,7 +362,7 @@ class PeerRepair:
         kept.gone[damage.first_index] = said
         self._with_gone[kept.log.log_id] = None
         _log.critical(
-            "%s: no other replica has what is damaged here (%s): %s; this is refused, all else is served",
+            "%s: no other replica has the damaged entries (%s): %s; reads of these fail, others are served",
             kept.log.name,
             said,
             damage.error(kept.log.files.directory),
@@ -365,7 +371,7 @@ class PeerRepair:
     # -- answering -----------------------------------------------------------------------------
 
     async def answer(self, peer: Peer, payload: bytes) -> bytes:
-        """Answer another replica that asks for an entry."""
+        """Answer the request of another process for an entry: an encoded `EntryReply`."""
         ask = _ask_decoder.decode(payload)
         kept = self._by_group.get(ask.group)
         if kept is None or ask.cluster != self._cluster_id():

@@ -2,21 +2,22 @@
 
 A group that has nothing to do has neither timers nor messages (`raft.quiescence`). Instead of its heartbeats,
 processes that share quiesced groups send each other a *keepalive* once in a heartbeat interval. It says that
-the sender still runs in the same incarnation, which is known by the nonce in the handshake of its connection:
-a group stays quiesced only while the processes that agreed run in that incarnation. This module keeps what is
-known of each such process, and says which groups must be notified that one is silent, gone, or restarted.
+the sender still runs in the same incarnation, which is known from the nonce in the handshake of its
+connection. A group stays quiesced only while the processes that agreed to quiesce run in the same
+incarnation. This module keeps the state of each such process, and says which groups must be notified that a
+process is silent, gone, or restarted.
 
 A keepalive says nothing about a single group. So each follower audits each of its quiesced groups once in
-`AUDIT_MS`: in a keepalive it asks whether the replica that it takes for the leader still leads, quiesced, in
-the same term.
+`AUDIT_MS`: in a keepalive it asks whether the replica that it believes to be the leader still leads,
+quiesced, in the same term.
 
-What becomes of a process may concern thousands of groups. Their notices are delivered in portions, one a loop
-turn, those first that a request or a message waits for; and where groups must elect, their campaigns are
-spread over a time that grows with their number, so that votes travel and are synced many at a time and few
-collide.
+The loss or return of one process may concern thousands of groups. Their notices are delivered in portions,
+one in each loop turn; groups for which a request or a message waits come first. Where groups must elect, the
+campaigns are spread over a time that grows with their number. In this way many votes share a frame and a
+sync, and few campaigns collide.
 
 This module plans, and performs nothing: it has no timer, sends no message, and gives a core no input but
-`quiesce_without`. The driver asks it what is due, and does that.
+`quiesce_without`. The driver asks it which actions are due, and performs them.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ from raft.values import Role
 
 # Each follower of a quiesced group asks about it once in this time.
 AUDIT_MS = 60_000
-# About what an election costs the loops that take part; elections are spread accordingly.
+# About how long (ms) an election keeps the loops that take part busy; elections are spread accordingly.
 ELECTION_COST_MS = 1
 
 
 class PeerLiveness:
-    """The knowledge of one other process with which this one shares groups."""
+    """Another process with which this one shares groups: its last sign of life, and the shared groups."""
 
     __slots__ = (
         "_credit",
@@ -56,7 +57,7 @@ class PeerLiveness:
     def __init__(self, peer: Peer, *, contact_ms: int) -> None:
         self.node = peer.node
         self.role = peer.role
-        # Of the incarnation of its last message.
+        # The nonce of the incarnation that sent its last message.
         self.nonce = peer.nonce
         self.contact_ms = contact_ms
         # Whether it is connected with us, as far as is known.
@@ -64,9 +65,9 @@ class PeerLiveness:
         self.address: Address | None = None
         # The members of each group whose last messages came from it.
         self.members: dict[Replica, list[int]] = {}
-        # Quiesced groups that depend on it, by group id.
+        # By group id, quiesced groups that depend on its signs of life.
         self.quiesced_groups: dict[bytes, Replica] = {}
-        # Groups still to be asked about in this round of the audit, and how many are due.
+        # Groups that are still to be asked about in this round of the audit, and how many of them are due.
         self._round: list[Replica] = []
         self._credit = 0.0
 
@@ -74,13 +75,13 @@ class PeerLiveness:
         return f"<PeerLiveness {self.node}/{self.role} {len(self.quiesced_groups)} quiesced>"
 
     def forget(self, replica: Replica, member: int) -> None:
-        """Forget a member whose messages come from another process since."""
+        """Forget a group's member whose messages come from another process now."""
         self.members[replica].remove(member)
         if not self.members[replica]:
             del self.members[replica]
 
     def audit_batch(self, *, interval_ms: int) -> list[tuple[bytes, int]]:
-        """Return each (group, term) to ask about in this keepalive; a group is due once in `AUDIT_MS`."""
+        """Return each (group, term) to ask about in the next keepalive; a group is due once in `AUDIT_MS`."""
         asks: list[tuple[bytes, int]] = []
         self._credit += len(self.quiesced_groups) * interval_ms / AUDIT_MS
         while self._credit >= 1:
@@ -94,7 +95,10 @@ class PeerLiveness:
 
 
 class Notice(NamedTuple):
-    """A notice to a group of members that are gone, restarted or back. Followers campaign in `spread_ms`."""
+    """A notice to a replica that members of its group are gone, restarted or back.
+
+    If the leader is gone, followers campaign at a random time within `spread_ms`.
+    """
 
     replica: Replica
     members: list[int]
@@ -124,11 +128,12 @@ class Quiescence:
         self._address_of = address_of
         self._address_of_peer = address_of_peer
         self._peers: dict[tuple[str, int], PeerLiveness] = {}
-        # The process from which the last message of each member of a group came.
+        # By group and member, the process from which the member's last message came.
         self._members: dict[Replica, dict[int, PeerLiveness]] = {}
         # The quiesced replicas, and the processes that each depends on.
         self._quiesced: dict[Replica, Sequence[PeerLiveness]] = {}
-        # Leaders that quiesced without a member: where it would be reached, and how many seek it there.
+        # Leaders that quiesced without absent members: the addresses at which these would be, which get
+        # keepalives, and by address how many leaders seek a member there.
         self._sought_by: dict[Replica, Sequence[Address]] = {}
         self._sought: Counter[Address] = Counter()
         self._next_grace_ms = 0
@@ -146,11 +151,11 @@ class Quiescence:
     # -- quiescing -------------------------------------------------------------------------
 
     def absent(self, replica: Replica) -> list[int]:
-        """Return the members whose node is gone: their group may quiesce without asking them.
+        """Return the members whose nodes are gone, so that their group may quiesce without asking them.
 
-        A member that is connected and doesn't answer is not among them: it may need something that only a
-        leader that is awake sends. A node that is gone may have forgotten our address when it is up again:
-        so keepalives go to it, too, and once it is connected, the groups that quiesced without it are woken.
+        A member that is connected and doesn't answer is not included: it may need something that only an
+        awake leader sends. A node that is gone may not know our address when it is up again. So keepalives
+        are sent to it, too, and once it is connected, the groups that quiesced without it are woken.
         """
         up = {peer.node for peer in self._peers.values() if peer.is_up}
         return [
@@ -164,7 +169,7 @@ class Quiescence:
         return replica in self._quiesced
 
     def processed(self, replica: Replica) -> bool:
-        """Note that a core has processed an input; return whether its group has quiesced by it."""
+        """Note that a core has processed an input; return whether its group has quiesced by this input."""
         if not replica.core.quiesced:
             if replica in self._quiesced:
                 self._unquiesce(replica)
@@ -186,9 +191,10 @@ class Quiescence:
             self._seek_absent(replica)
 
     def _wake_for_returned(self, replica: Replica) -> None:
-        """Wake a group again that quiesced without a member whose node came up since that was offered.
+        """Wake a group that quiesced just now without a member whose node has come up meanwhile.
 
-        Only what is quiesced is woken when a node comes up, and the others agreed after that.
+        `_came_up` wakes only groups that are quiesced. This one was not yet, as its members were still being
+        asked when the node came up.
         """
         known = {replica.replica_id, *replica.core.quiesce_peers}
         up = {peer.node for peer in self._peers.values() if peer.is_up}
@@ -215,15 +221,16 @@ class Quiescence:
                 del self._sought[address]
 
     def addresses_changed(self) -> None:
-        """Seek absent members where they are now: a learner waits there for a leader that finds it."""
+        """Send keepalives for absent members to their present addresses, where a learner may wait for us."""
         for replica in list(self._sought_by):
             self._stop_seeking(replica)
             self._seek_absent(replica)
 
     def removed(self, replica: Replica) -> list[tuple[Address, Keepalive]]:
-        """Forget a replica that is not driven any more; return what to send to those that depend on it.
+        """Forget a replica that is not run any more; return farewells (address, keepalive) to send.
 
-        They receive our keepalives as before, so they must be notified.
+        The other members of a quiesced group still receive this process's keepalives. So if this replica
+        led the group, a farewell notifies their processes that it does not lead any more.
         """
         self._notices.pop(replica.group, None)
         self.awake.woken(replica.group)
@@ -250,7 +257,7 @@ class Quiescence:
     # -- signs of life ---------------------------------------------------------------------
 
     def is_active(self, replica: Replica, member: int, *, now_ms: int) -> bool:
-        """Return whether a member's process is connected and sent something in an election timeout."""
+        """Return whether a member's process is connected and was heard from within an election timeout."""
         peer = self._members.get(replica, {}).get(member)
         return (
             peer is not None
@@ -259,7 +266,7 @@ class Quiescence:
         )
 
     def contact(self, peer: Peer, *, now_ms: int) -> PeerLiveness:
-        """Note that something came from a process, in this incarnation of it. May produce notices."""
+        """Note that a process, in this incarnation, was heard from; return its state. May produce notices."""
         key = (peer.node, peer.role)
         liveness = self._peers.get(key)
         if liveness is None:
@@ -273,7 +280,7 @@ class Quiescence:
         return liveness
 
     def member_seen(self, replica: Replica, member: int, peer: PeerLiveness) -> None:
-        """Note the process from which a member's message came."""
+        """Note that a message of a group's member came from the process `peer`."""
         members = self._members.get(replica)
         if members is None:
             members = self._members[replica] = {}
@@ -286,7 +293,7 @@ class Quiescence:
         peer.members.setdefault(replica, []).append(member)
 
     def _came_up(self, peer: PeerLiveness) -> None:
-        """Wake the groups that quiesced without this node: it was gone, and must be brought up to date."""
+        """Wake the groups that quiesced without this node: it may have missed entries while it was gone."""
         peer.is_up = True
         self._add_notices(
             (replica, [member for member, node in replica.nodes.items() if node == peer.node])
@@ -295,9 +302,10 @@ class Quiescence:
         )
 
     def lost(self, lost: Peer | Address) -> None:
-        """Note that a process is gone, or that the one at an address can't be reached. May produce notices.
+        """Note that a process is gone, or that an address can't be reached. May produce notices.
 
-        That concerns the groups with a member whose messages came from there: no other depends on it.
+        Only the groups with a member whose messages came from that process are notified, as no others depend
+        on it.
         """
         if isinstance(lost, Peer):
             peer = self._peers.get((lost.node, lost.role))
@@ -315,7 +323,7 @@ class Quiescence:
             )
 
     def _peers_at(self, address: Address) -> list[PeerLiveness]:
-        """Return the processes at an address: several, if a node has it that another had before."""
+        """Return the processes at this address; several if a node has it that another node had before."""
         return [
             peer
             for (node, role), peer in self._peers.items()
@@ -323,9 +331,10 @@ class Quiescence:
         ]
 
     def _stays_quiesced_without(self, replica: Replica, peer: PeerLiveness, members: list[int]) -> bool:
-        """Let a quiesced leader stay so with the other members alone, if it may: thousands need not wake.
+        """Keep a leader quiesced without these members of a lost process, if possible; return whether it is.
 
-        Only without members whose return is notified, which wakes it.
+        Then thousands of groups need not wake when a node is lost. It is possible only if the process is not
+        connected, because its return must be noticed to wake the group again.
         """
         if replica not in self._quiesced or replica.core.role is not Role.LEADER:
             return False
@@ -333,22 +342,24 @@ class Quiescence:
             return False
         self._leave_peers(replica)
         self._quiesce(replica)
-        self.awake.woken(replica.group)  # nothing wakes, but one less is in sync
+        self.awake.woken(
+            replica.group
+        )  # The group stays quiesced, but checks must see that one less is in sync.
         return True
 
     def _missed(self, replica: Replica, peer: PeerLiveness) -> list[int]:
-        """Return the members of a group, of those of a process, of whose loss it is to be notified."""
+        """Return the members of a group in a lost process about which the group must be notified."""
         members = peer.members[replica]
         if replica in self._quiesced and replica.core.role is Role.LEADER:
-            # It quiesced without the others, which were gone before: no keepalive was to reach them.
+            # The group quiesced without the other members, which were gone before.
             return [member for member in members if member in replica.core.quiesce_peers]
         return [*members]
 
     def postpone(self, *, by_ms: int, now_ms: int) -> None:
-        """Excuse the silence of all peers by `by_ms`, because this loop stood still.
+        """Reduce the silence of all peers by `by_ms`, because this loop stood still and could not read.
 
-        A loop that is always late is busy, and receives what the others send all the same: so this is granted
-        once in an election timeout.
+        Done at most once in an election timeout: a loop that is always late is only busy, and it does receive
+        messages.
         """
         if now_ms < self._next_grace_ms:
             return
@@ -362,11 +373,14 @@ class Quiescence:
         """Return when the next keepalives are due; None while no quiesced group needs them."""
         if not self._sought and not any(peer.quiesced_groups for peer in self._peers.values()):
             return None
-        # On the leaders' grid (`raft.leadership`), so that keepalives leave together with heartbeats.
+        # At the times at which leaders send heartbeats (`raft.leadership`), so that both leave together.
         return now_ms - now_ms % self._heartbeat_ms + self._heartbeat_ms
 
     def keepalives(self, *, now_ms: int, due_ms: int) -> list[tuple[Address, Keepalive]]:
-        """Return the keepalives to send now; `due_ms` is when they were due. Silent peers become notices."""
+        """Return the keepalives to send now; `due_ms` is when they were due.
+
+        Groups that depend on a process that was silent for too long get notices.
+        """
         if now_ms - due_ms > self._heartbeat_ms // 2:
             self.postpone(by_ms=now_ms - due_ms + self._heartbeat_ms, now_ms=now_ms)
         keepalives = []
@@ -385,7 +399,10 @@ class Quiescence:
         return keepalives + [(address, PLAIN_KEEPALIVE) for address in self._sought]
 
     def answer(self, peer: Peer, keepalive: Keepalive) -> list[tuple[Address, Keepalive]]:
-        """Return the answer to the audit in a keepalive, if any; what it answers itself becomes notices."""
+        """Return the keepalive that answers the audit in a received one, if it must be answered.
+
+        The received keepalive may itself answer our audit: groups that its sender does not lead get notices.
+        """
         liveness = self._peers[peer.node, peer.role]
         answer = []
         wakes = [group for group, term in keepalive.asks if not self._leads_quiesced(group, term)]
@@ -412,7 +429,7 @@ class Quiescence:
     # -- notices ---------------------------------------------------------------------------
 
     def _add_notices(self, gone: Iterable[tuple[Replica, list[int]]]) -> None:
-        """Note that each of these groups is to be notified of these members."""
+        """Note that each of these groups is to be notified about these members."""
         elections = 0
         for replica, members in gone:
             if not members:
@@ -432,7 +449,7 @@ class Quiescence:
         return bool(self._notices)
 
     def take_notices(self, most: int) -> list[Notice]:
-        """Take the notices of up to `most` groups."""
+        """Remove and return the notices of up to `most` groups."""
         spread_ms = self._spread_ms
         taken = []
         for group in list(self._notices)[:most]:

@@ -1,9 +1,10 @@
-"""The frames in which Raft messages travel between two processes: one for each loop turn and channel.
+"""Encoding and decoding of the frames of Raft messages that two processes send each other.
 
-A *control* frame is a plain list of small messages. A *keepalive* frame is one process's sign of life to
-another, for all groups that are quiesced between them. A *bulk* frame carries `Append` messages with their
-batches: the messages and the sizes of the batches first, then the batches as they are, so that nothing on the
-way copies or re-encodes them. This module knows the bytes, and not which process sends them when.
+There is one frame for each loop turn and channel. A *control* frame is a plain list of small messages. A
+*keepalive* frame is one process's sign of life to another, for all groups that are quiesced between them. A
+*bulk* frame carries `Append` messages with their batches: the messages and the sizes of the batches first,
+then the batches unchanged, so that they need not be copied or encoded again. This module does not decide when
+frames are sent.
 """
 
 from __future__ import annotations
@@ -28,15 +29,15 @@ _sizes_decoder = msgspec.msgpack.Decoder(tuple[bytes, list[list[Natural]]])
 
 
 class Keepalive(msgspec.Struct, frozen=True, array_like=True):
-    """A sign of life of a process, with its audit of quiesced groups and its answers to such audits.
+    """A sign of life of a process, with questions about quiesced groups, and answers to such questions.
 
-    It names no incarnation of the sender: that is known from the nonce in the connection's handshake.
+    It does not name the sender's incarnation, which is known from the nonce in the connection's handshake.
     """
 
     asks: list[tuple[bytes, Natural]] = []
-    """(group, term): the sender takes the receiver for the leader, quiesced as it is itself."""
+    """(group, term): the sender asks whether the receiver leads this quiesced group in this term."""
     wakes: list[bytes] = []
-    """Groups that the receiver asked about, or that the sender led until now: it does not lead them."""
+    """Groups that the sender does not lead, or not quiesced: the receiver must not stay quiesced there."""
 
 
 _keepalive_encoder = msgspec.msgpack.Encoder()
@@ -46,8 +47,8 @@ _keepalive_decoder = msgspec.msgpack.Decoder(Keepalive)
 class ConfigurationRecord(msgspec.Struct, frozen=True, array_like=True):
     """Body of a `configuration` batch: (replica id, node) of voters and of learners.
 
-    `abandoned`: ids of former members that an operator's decision abandoned. `successor_of`, of entry 1
-    alone: the id of the change of routes that made the partition; 0: none did.
+    `abandoned` are the ids of former members that an operator's decision abandoned. `successor_of` is used
+    only in entry 1: the id of the change of routes that created the partition, or 0.
     """
 
     voters: tuple[tuple[int, str], ...]
@@ -56,7 +57,7 @@ class ConfigurationRecord(msgspec.Struct, frozen=True, array_like=True):
     successor_of: int = 0
 
     def configuration(self) -> Configuration:
-        """Return the part that Raft knows: replica ids alone."""
+        """Return the configuration as the Raft core uses it: replica ids without nodes."""
         return Configuration(
             voters=tuple(replica for replica, _ in self.voters),
             learners=tuple(replica for replica, _ in self.learners),
@@ -72,13 +73,13 @@ class ConfigurationRecord(msgspec.Struct, frozen=True, array_like=True):
         return ConfigurationRecord(self.voters, (*self.learners, (replica_id, node)), self.abandoned)
 
     def promoted(self, replica_id: int) -> ConfigurationRecord:
-        """Return the configuration with a learner made a voter."""
+        """Return the configuration in which the learner `replica_id` is a voter."""
         (learner,) = (each for each in self.learners if each[0] == replica_id)
         others = tuple(each for each in self.learners if each is not learner)
         return ConfigurationRecord((*self.voters, learner), others, self.abandoned)
 
     def without(self, replica_id: int) -> ConfigurationRecord:
-        """Return the configuration without a voter or learner."""
+        """Return the configuration without the voter or learner `replica_id`."""
         return ConfigurationRecord(
             tuple(each for each in self.voters if each[0] != replica_id),
             tuple(each for each in self.learners if each[0] != replica_id),
@@ -86,10 +87,10 @@ class ConfigurationRecord(msgspec.Struct, frozen=True, array_like=True):
         )
 
     def encoded(self) -> bytes:
-        """Return the payload of the batch.
+        """Return the record encoded as the payload of a `configuration` batch.
 
-        `successor_of` is left out where it is 0: entry 1 has the same bytes on every replica, also on one
-        whose program does not know the field.
+        `successor_of` is left out if it is 0, so that entry 1 has the same bytes on every replica, also on
+        one whose program does not know the field.
         """
         if self.successor_of:
             return msgspec.msgpack.encode(self)
@@ -102,7 +103,7 @@ def configuration_record(payload: Buffer) -> ConfigurationRecord:
 
 
 def entry_of(frame: Buffer, header: Header) -> Entry:
-    """Return a batch as the Raft core sees it."""
+    """Return a batch as an entry for the Raft core; `header` is the batch's header."""
     configuration = None
     if header.kind == Kind.CONFIGURATION:
         configuration = configuration_record(body_of(frame)).configuration()
@@ -112,13 +113,13 @@ def entry_of(frame: Buffer, header: Header) -> Entry:
 
 
 def control_frame(messages: Sequence[AnyMessage]) -> list[Buffer]:
-    """Return the parts of a control frame."""
+    """Return the parts of a control frame with these messages."""
     body = encode(messages)
     return [_PREFIX.pack(_CONTROL, len(body)), body]
 
 
 def keepalive_frame(keepalive: Keepalive) -> list[Buffer]:
-    """Return the parts of a keepalive frame."""
+    """Return the parts of a frame with this keepalive."""
     if keepalive is PLAIN_KEEPALIVE:
         return [_PLAIN_FRAME]
     body = _keepalive_encoder.encode(keepalive)
@@ -135,7 +136,7 @@ def read_keepalive(frame: memoryview) -> Keepalive | None:
     """Return the keepalive in a frame; None if it is another kind of frame.
 
     Raises:
-        ValueError: when it is a keepalive frame that can't be decoded.
+        ValueError: if it is a keepalive frame that can't be decoded.
     """
     if len(frame) < _PREFIX.size or frame[0] != _KEEPALIVE:
         return None
@@ -148,7 +149,7 @@ def read_keepalive(frame: memoryview) -> Keepalive | None:
 
 
 def bulk_frame(appends: Sequence[tuple[Append, Sequence[Buffer]]]) -> list[Buffer]:
-    """Return the parts of a bulk frame; the batches themselves are passed on untouched."""
+    """Return the parts of a bulk frame with these appends and their batches, which are not copied."""
     sizes = [[len(frame) for frame in frames] for _, frames in appends]
     head = _sizes_encoder.encode((encode([append for append, _ in appends]), sizes))
     parts: list[Buffer] = [_PREFIX.pack(_BULK, len(head)), head]
@@ -161,7 +162,7 @@ def read_frame(frame: memoryview) -> list[tuple[AnyMessage, list[memoryview]]]:
     """Return the messages of a frame, each with its batches (none on the control channel).
 
     Raises:
-        ValueError: when the frame is malformed.
+        ValueError: if the frame is malformed.
     """
     if len(frame) < _PREFIX.size:
         raise ValueError(f"a frame of {len(frame)} bytes")

@@ -1,8 +1,8 @@
-"""One member of one Raft group: its core, its log, and the state machine that follows its log.
+"""One member of one Raft group: its core, its log, and the state machine that is fed from its log.
 
-`Replica` ties the pure core (`raft.core`) to a log (`laminar.log`) and to a `StateMachine`: the partition or
-the catalog, whose state is a function of the log. It does no I/O and reads no clock but for append times; the
-driver performs what the core decides, through the methods here.
+`Replica` connects the pure core (`raft.core`) with a log (`laminar.log`) and a `StateMachine`: the partition
+or the catalog, whose state is a function of the log. It does no I/O, and reads the clock only for append
+times. The driver performs the core's decisions through the methods here.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from raft.configuration import Configuration
 from raft.core import Core
 from raft.values import Entry, HardState, Place, Settings, Trace
 
-# A group that goes on without its majority adds this number to its term, so that the abandoned replicas can't
-# have reached that term: each term takes them an election.
+# A group that continues without its majority adds this number to its term, so that the abandoned replicas
+# can't have reached the new term: each term takes them an election.
 TERMS_PASSED = 1 << 16
 
 
 class EntryObserver(Protocol):
-    """An observer of a log's entries, which gets them in their order."""
+    """An observer of a log's entries, which is called for each of them in order."""
 
     def appended(self, header: Header, frame: Buffer) -> None:
-        """Take in the batch that is now the last of the log; it may still be truncated."""
+        """Process the batch that is now the last entry of the log; it may still be truncated."""
 
 
 class StateMachine(EntryObserver, Protocol):
@@ -39,16 +39,16 @@ class StateMachine(EntryObserver, Protocol):
         """Whether its state includes every entry; False if damaged ones were left out at the start."""
 
     def truncated(self, index: int) -> None:
-        """Undo entry `index` and all after it."""
+        """Roll back entry `index` and all after it, which were truncated."""
 
     def committed(self, index: int) -> None:
-        """Note that everything up to `index` is committed."""
+        """Note that all entries up to `index` are committed."""
 
     def led(self, leading: bool) -> None:
         """Note that this replica became, or ceased to be, the leader."""
 
     def failed(self, error: Exception) -> None:
-        """Fail everything that waits: this replica takes part in nothing any more."""
+        """Fail everything that waits for this replica, which does not take part in its group any more."""
 
 
 class _LogView:
@@ -77,7 +77,7 @@ class _LogView:
 
 
 class Replica:
-    """A group's member in this process, run by the driver."""
+    """The member of a Raft group in this process, run by the driver."""
 
     __slots__ = (
         "core",
@@ -190,7 +190,7 @@ class Replica:
         return entry, base_offset
 
     def propose_configuration(self, record: ConfigurationRecord, *, now_ms: int) -> Place:
-        """Propose the next configuration, one step from the present one; return its place."""
+        """Propose a configuration one step from the present one; return the place of its entry."""
         self.nodes.update(record.nodes())
         place = self.core.place()
         frame = build_control(Kind.CONFIGURATION, record.encoded())
@@ -208,8 +208,8 @@ class Replica:
     def go_on_alone(self, abandoned: Sequence[int], *, node: str, now_ms: int) -> None:
         """Become the only voter; the replicas `abandoned` are gone for good (`Core.go_on_alone`).
 
-        `node` is this replica's node: it need not be known from the log, as a replica that was just made may
-        be in no configuration that it knows.
+        `node` is this replica's node, which may be unknown from the log: a new replica may not have received
+        a configuration with itself yet.
         """
         current = self.configuration_record
         self.nodes[self.replica_id] = node
@@ -245,18 +245,24 @@ class Replica:
         self.log.set_recovering(recovering=False, incarnation=self.log.incarnation)
 
     def match_index(self, replica_id: int) -> int:
-        """Return how far a member's log is known to be durable and equal to ours, or 0. Leader only."""
+        """Return the index up to which a member's log is known to be durable and equal to ours, or 0.
+
+        Leader only.
+        """
         progress = self.core.progress.get(replica_id)
         return progress.match_index if progress is not None else 0
 
     def counted_index(self, replica_id: int) -> int:
-        """Return up to where a voter's copy counts (`raft.progress.Progress`), or 0. Leader only."""
+        """Return the index up to which a voter's copy of the log counts for commits, or 0. Leader only.
+
+        See `raft.progress.Progress`.
+        """
         progress = self.core.progress.get(replica_id)
         return progress.counted_index if progress is not None else 0
 
     @property
     def leader_node(self) -> str | None:
-        """Node of the leader that this replica knows of."""
+        """Node of the leader that this replica knows of; None if it knows none."""
         leader = self.core.leader_id
         return self.nodes.get(leader) if leader else None
 
@@ -283,7 +289,7 @@ class Replica:
 
 
 def initial_frame(record: ConfigurationRecord, *, created_ms: int) -> bytearray:
-    """Return entry 1 of a new group: the same bytes on every replica."""
+    """Return the frame of entry 1 of a new group, which has the same bytes on every replica."""
     frame = build_control(Kind.CONFIGURATION, record.encoded())
     stamp(
         frame,
@@ -301,7 +307,8 @@ def initial_frame(record: ConfigurationRecord, *, created_ms: int) -> bytearray:
 def replay(frames: Sequence[Buffer], observer: EntryObserver) -> list[tuple[int, ConfigurationRecord]]:
     """Feed the frames of a log that was just opened to its observer; return the configurations in them.
 
-    A `log_start` entry repeats the configuration in force, as the entry that set it may be trimmed.
+    Each is returned with the index of its entry. A `log_start` entry repeats the present configuration,
+    because the entry that set it may be trimmed.
     """
     configurations = []
     for frame in frames:

@@ -1,8 +1,8 @@
 """The deadlines of all groups of a process: one heap, and one timer of the loop.
 
 `Deadlines` returns the replicas whose deadline has come; `Alarm` is the timer that calls the driver then. A
-group without a deadline costs nothing. A deadline mostly moves later, and then the heap is not changed: when
-the replica's entry comes up too early, the driver puts it back with its new deadline. Neither class knows
+group without a deadline takes no time. Usually a deadline moves later, and then the heap is not changed: when
+the replica's old entry comes up, the driver schedules it again with its new deadline. Neither class knows
 what is done at a deadline.
 """
 
@@ -17,10 +17,10 @@ from laminar.node.host.clock import Clock
 
 
 class Alarm:
-    """One timer of the loop. `ring(at_ms)` is called at the earliest instant that was asked for.
+    """One timer of the loop, which calls `ring(at_ms)` at the earliest time that was set.
 
-    `at_ms` is that instant, so that the callee can tell how late the loop is; None if the alarm was set to
-    the loop's next turn.
+    `at_ms` is the time that was set, so that the callee can tell how late the loop is; None if the alarm was
+    set to the loop's next turn.
     """
 
     def __init__(self, clock: Clock, ring: Callable[[int | None], None]) -> None:
@@ -32,7 +32,7 @@ class Alarm:
         self._closed = False
 
     def set(self, at_ms: int) -> None:
-        """Ring at `at_ms`, unless the alarm is set to an earlier instant."""
+        """Ring at `at_ms` (monotonic), unless the alarm is set to an earlier time."""
         if self._closed:
             return
         if self._handle is not None:
@@ -43,7 +43,7 @@ class Alarm:
         self._handle = self._loop.call_later(max(0, at_ms - self._clock.monotonic_ms()) / 1000, self._fire)
 
     def set_next_turn(self) -> None:
-        """Ring in the loop's next turn, and at no other instant that was asked for."""
+        """Ring in the loop's next turn; this replaces any time that was set before."""
         if self._closed:
             return
         if self._handle is not None:
@@ -63,7 +63,7 @@ class Alarm:
 
 
 class Deadlines:
-    """The replicas of a process by the instant at which each wants to be looked at."""
+    """The replicas of a process, ordered by the time of their next deadline."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, Replica]] = []
@@ -72,7 +72,7 @@ class Deadlines:
         self._number = 0
 
     def schedule(self, replica: Replica, at_ms: int) -> bool:
-        """Schedule a replica for `at_ms`; return False if it is scheduled for that or an earlier instant."""
+        """Schedule a replica for `at_ms`; return False if it is scheduled for that time or an earlier one."""
         known_ms = self._scheduled.get(replica)
         if known_ms is not None and known_ms <= at_ms:
             return False
@@ -82,11 +82,11 @@ class Deadlines:
         return True
 
     def next_ms(self) -> int | None:
-        """Return the instant before which `pop` has nothing; None if there is no deadline."""
+        """Return the time (ms) before which `pop` returns None for sure; None if there is no deadline."""
         return self._heap[0][0] if self._heap else None
 
     def pop(self, now_ms: int) -> Replica | None:
-        """Take out the replica that was to be looked at first; None if none is to be by now."""
+        """Remove and return the replica with the earliest deadline at or before `now_ms`; None if none."""
         heap = self._heap
         while heap and heap[0][0] <= now_ms:
             at_ms, _, replica = heapq.heappop(heap)
@@ -96,5 +96,5 @@ class Deadlines:
         return None
 
     def remove(self, replica: Replica) -> None:
-        """Forget a replica."""
+        """Remove a replica's deadline."""
         self._scheduled.pop(replica, None)

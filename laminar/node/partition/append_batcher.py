@@ -1,9 +1,10 @@
 """Batching of appends that carry no producer id: what arrives in one loop turn becomes one Raft entry.
 
 At most `BATCHES_IN_FLIGHT` batches of a partition wait for their commit at a time. Appends that arrive
-meanwhile are joined into the next batch; each keeps its own offsets and receipt. So no timer is needed, and
-the busier the partition, the larger its batches. The batcher decides which appends share a batch; how a batch
-is proposed is passed in (`Propose`). Every future that `add` returns is resolved.
+meanwhile are joined into the next batch; each append keeps its own offsets and its own receipt. So no timer
+is needed, and the busier the partition, the larger its batches. The batcher decides which appends share a
+batch; the function that proposes the batch is passed in (`Propose`). Every future that `add` returns is
+resolved.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ BATCHES_IN_FLIGHT = 2
 
 
 class Propose(Protocol):
-    """The function that proposes the batch of some appends to the partition's group."""
+    """The function that proposes a batch, made of several appends, to the partition's Raft group."""
 
     def __call__(self, frame: bytearray, appends: Appends, /) -> int:
-        """Return the index of the batch's entry, which is not committed yet. Raises `Problem`."""
+        """Propose the batch `frame`; return the index of its entry, not committed yet. Raises `Problem`."""
         ...
 
 
@@ -43,7 +44,7 @@ class _PendingAppend:
 
 
 class AppendBatcher:
-    """The pending appends of one partition."""
+    """The queue of one partition's appends that are not proposed yet, and its batches in flight."""
 
     def __init__(self, propose: Propose) -> None:
         self._propose = propose
@@ -67,7 +68,7 @@ class AppendBatcher:
         return future
 
     def committed(self, index: int) -> None:
-        """Count batches up to entry `index` as in flight no more, and schedule the next one."""
+        """Note that batches up to entry `index` are committed, not in flight; schedule the next batch."""
         in_flight = self._in_flight
         while in_flight and in_flight[0] <= index:
             in_flight.popleft()
@@ -75,7 +76,7 @@ class AppendBatcher:
             self._schedule()
 
     def truncated(self, index: int) -> None:
-        """Count batches from entry `index` on as in flight no more: they were truncated."""
+        """Note that batches from entry `index` on were truncated, so they are not in flight."""
         while self._in_flight and self._in_flight[-1] >= index:
             self._in_flight.pop()
 
@@ -93,7 +94,10 @@ class AppendBatcher:
         self._flush(in_flight=BATCHES_IN_FLIGHT)
 
     def flush(self) -> None:
-        """Propose all pending appends, however many batches are in flight: later appends come after them."""
+        """Propose all pending appends now, however many batches are in flight.
+
+        Call it before another entry is proposed, so that this entry comes after them in the log.
+        """
         self._flush(in_flight=None)
 
     def _flush(self, *, in_flight: int | None) -> None:
@@ -136,7 +140,7 @@ class AppendBatcher:
             self._in_flight.append(index)
 
     def reject_all(self, problem: Problem) -> None:
-        """Fail all pending appends with `problem`: nothing of theirs was proposed."""
+        """Fail all pending appends with `problem`; none of their records was proposed."""
         appends, self._pending, self.size_bytes = self._pending, [], 0
         for append in appends:
             fail(append.future, problem)
@@ -152,6 +156,6 @@ def join(many: Sequence[Records]) -> bytearray:
     """Return one batch with the records of several appends, in order.
 
     Raises:
-        ValueError: when they make no batch.
+        ValueError: if the records cannot be encoded as a batch.
     """
     return Records.concat(many).build()

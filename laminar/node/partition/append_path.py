@@ -1,15 +1,15 @@
-"""The append path of one partition: what is proposed, which futures wait for it, and how they are resolved.
+"""The append path of one partition: propose appends to the group, and resolve the futures of their receipts.
 
-Records without a producer id go through the `AppendBatcher`, batches with a producer's number or an
+Records without a producer id go through the `AppendBatcher`. Batches with a producer's sequence number or an
 idempotency key are proposed as they are. A receipt means that the records are committed, and on as many
-replicas as the topic asks for. A `Problem` means that they are refused or, with outcome ``unknown``, that
-this replica cannot tell. Every future is resolved: a commit or a truncation does it, also after this replica
-has ceased to lead.
+replicas as the topic asks for. A `Problem` means that the records are refused or, with outcome ``unknown``,
+that this replica cannot tell whether they will be committed. Every future is resolved, by the commit or the
+truncation of its entry, also after this replica has lost leadership.
 
-Nothing that adds a record is proposed after a `seal` entry. What comes after it waits until nothing takes
-that entry back (`PartitionContext.final_seal`), and is refused then: were it refused before, and the entry
-lost, its client would append it to the partitions that follow, and a late copy of it could still be appended
-here.
+After a `seal` entry, which ends the partition, no entry that adds a record is proposed. An append that
+arrives after the seal waits until the seal can no longer be lost (`PartitionContext.final_seal`), and is
+refused then. If it were refused earlier and the seal were lost, its client would append the records to the
+partitions that follow, while a late copy of the request could still be appended here.
 """
 
 from __future__ import annotations
@@ -66,10 +66,11 @@ class AppendPath:
         refusal: Callable[[], Problem | None],
         consumer_refusal: Callable[[], Problem | None],
     ) -> None:
-        """Begin without appends.
+        """Create the append path of one replica.
 
-        `refusal` returns why the storage takes no appends now, as when the disk is full, or None;
-        `consumer_refusal` why it does not even take what consumers write, so that records may be deleted.
+        `refusal` returns the problem for which the storage takes no appends now (a full disk, for example),
+        or None. `consumer_refusal` does so for the entries of consumers (cursors, acknowledgements). These
+        are taken for longer while the disk fills, because they let retention delete records.
         """
         self.refusal = refusal
         self.consumer_refusal = consumer_refusal
@@ -82,7 +83,8 @@ class AppendPath:
         # By the index of the entry: the appends that wait for its commit, and its size.
         self.waiters: dict[int, list[Waiter]] = {}
         self._sizes: dict[int, int] = {}
-        # What was not proposed, as a `seal` comes before it, and since when (the loop's time) it waits.
+        # Appends that came after a `seal` and so were not proposed: the future, and since when it waits
+        # (the loop's time).
         self._after_seal: list[tuple[asyncio.Future[Receipt], float]] = []
         self._context = context
         self._copies = copies
@@ -92,10 +94,10 @@ class AppendPath:
     # -- commands --------------------------------------------------------------------------
 
     def append_records(self, records: Records) -> asyncio.Future[Receipt]:
-        """Append records without a producer id, together with what else arrives this turn.
+        """Append records without a producer id, batched with other appends of this loop turn.
 
-        Only if this replica leads, by `PartitionContext.leads` in this turn. Whether the storage has room,
-        and the topic its copies, is asked once for the batch that the records get into.
+        Call it only in a loop turn in which `PartitionContext.leads` was found True. The room on the disk and
+        the number of replicas in sync are checked later, once for the whole batch.
         """
         if not self._context.state.succession.takes_records and (closed := self.closed()) is not None:
             return closed
@@ -111,9 +113,14 @@ class AppendPath:
     def append_frame(
         self, frame: bytearray | memoryview, header: Header, *, key_made_ms: int | None = None
     ) -> asyncio.Future[Receipt]:
-        """Append a verified, unstamped batch; one that was appended before gets its first receipt.
+        """Append a verified batch that has no offset, term and append time yet (is unstamped).
 
-        `key_made_ms` is when its idempotency key was made, as its client says.
+        If the batch was appended before, its first receipt is returned and nothing is appended.
+        `key_made_ms` is the time at which the client says that it created the idempotency key.
+
+        Raises:
+            Problem: 503 `not_leader` or `changing`, the problems of `find_duplicate` and of `check_room`, or
+                422 `invalid` for wrong delivery times. In these cases nothing was proposed.
         """
         self._context.check_leads()
         if not self._context.state.succession.takes_records:
@@ -133,17 +140,21 @@ class AppendPath:
         return self._append(frame, header.count)
 
     async def delayed_before(self, index: int, receipt: Receipt, given: Sequence[int]) -> Receipt:
-        """Return the receipt of delayed records that entry `index` took, as soon as that is committed.
+        """Return the receipt of delayed records that an earlier request appended as entry `index`.
 
-        Their ids have the times of then. `given` are those of this request, for want of better: a delay
-        counts from when it came, so they differ. Raises as `append_frame`.
+        Waits until the entry is committed. The ids of delayed records contain their delivery times, which are
+        read from the entry. `given` are the times of the present request, used only if the entry cannot be
+        read; they may differ, because a delay counts from the arrival of its request.
+
+        Raises:
+            Problem: if the entry is truncated, or not committed in time.
         """
         receipt = await self.when_committed(index, receipt)
         receipt.due_ms = given
         try:
             frames = await self._context.log.read_promptly(index, index, max_bytes=1)
         except StorageError:
-            # It is trimmed, as a rule: what is pending was copied.
+            # Usually the entry was trimmed, after its pending records were copied to a later entry.
             return receipt
         change = delayed_change(frames[0]) if frames and kind_of(frames[0]) == Kind.DELAYED else None
         if isinstance(change, Added) and change.first == receipt.delayed:
@@ -152,9 +163,12 @@ class AppendPath:
         return receipt
 
     def accept_frame(self, frame: bytearray | memoryview, header: Header) -> Receipt:
-        """Append a producer's batch without waiting for the commit.
+        """Append a producer's batch and return its receipt without waiting for the commit.
 
-        The batch is in this leader's log and may be lost with it: the receipt promises nothing.
+        The batch is only in this leader's log and is lost if the leader fails: the receipt promises nothing.
+
+        Raises:
+            Problem: as `append_frame`; 422 `invalid` if its records are delayed.
         """
         assert header.producer_id != NO_PRODUCER, "a repetition could not be recognised"
         self._context.check_leads()
@@ -166,7 +180,7 @@ class AppendPath:
             return known[1]
         if not takes_records:
             self._check_unsealed()
-            # Its receipt is given at once or not at all.
+            # Its receipt is returned at once or not at all: it cannot wait for the seal as others do.
             raise seal_uncommitted(self._context.name)
         if has_column(frame, Column.DELIVERY_TIME) and self._times_ahead(frame) is not None:
             raise not_delayed(
@@ -178,10 +192,12 @@ class AppendPath:
         return receipt
 
     async def confirmed(self, refusal: Problem) -> Problem:
-        """Return a refusal that may be said; `refusal` if it does not follow from the tables, or is right.
+        """Return the problem to answer with: `refusal` once it is certain to be right, else `not_leader`.
 
-        It is right if a majority confirms that this replica leads, and all that is in its log is committed:
-        then the tables lack nothing, and nothing of them is taken back. Else it is `not_leader`.
+        A refusal that was derived from the tables of this replica (`FROM_TABLES`) is wrong if another replica
+        leads. It is right if a majority confirms that this replica leads, and then every entry of its log is
+        committed: no entry was missing from the tables, and none can be rolled back. Other refusals are
+        returned as they are.
         """
         context = self._context
         if refusal.code in FROM_TABLES:
@@ -194,7 +210,7 @@ class AppendPath:
         return refusal
 
     def refused(self, refusal: Problem) -> asyncio.Future[Receipt]:
-        """Return a future that fails with the refusal, `confirmed`."""
+        """Return a future that fails with the problem that `confirmed` returns for this refusal."""
 
         async def refuse() -> Receipt:
             raise await self.confirmed(refusal)
@@ -206,20 +222,23 @@ class AppendPath:
     ) -> asyncio.Future[Receipt]:
         """Append an unstamped entry of a kind other than `DATA`, which takes `count` offsets.
 
-        `even_if_full` is for entries that finish or delete something: they are taken on a full disk, too.
+        Use `even_if_full` for entries that finish or delete something: they are taken on a full disk, too.
+
+        Raises:
+            Problem: 503 `not_leader`, and the refusals of `check_room`. Then nothing was proposed.
         """
         self._context.check_leads()
         return self._append(frame, count, even_if_full=even_if_full)
 
     def closed(self) -> asyncio.Future[Receipt] | None:
-        """Return None while this partition takes records. Leader only.
+        """Return None if this partition takes records; otherwise raise or return a failure. Leader only.
 
-        If its seal may still be lost, return a future that fails when that is known: with `sealed`, or with
-        `not_leader` if another leader may have truncated it.
+        While the partition's seal may still be lost, the failure is a future. It fails with `sealed` once the
+        seal is final, or with `not_leader` if another leader may have truncated the seal.
 
         Raises:
-            Problem: 409 `sealed` when the seal is final; 503 `changing` before the partition is opened, and
-                while this leader asks the catalog whether it lacks a seal.
+            Problem: 409 `sealed` if the seal is final; 503 `changing` if the partition is not opened yet, or
+                while this leader asks the catalog whether its log has lost a seal.
         """
         if self._context.state.succession.takes_records:
             return None
@@ -233,7 +252,8 @@ class AppendPath:
         """Wait until the seal of this partition is final. Leader only.
 
         Raises:
-            Problem: 503 `not_leader` or `changing` when it may have been lost, or is not final in time.
+            Problem: 503 `not_leader` if the seal may have been lost; 503 `changing` if it is not final in
+                time.
         """
         try:
             closed = self.closed()
@@ -244,7 +264,7 @@ class AppendPath:
                 raise
 
     def _check_open(self) -> None:
-        """Raise 503 `changing` if this partition has to wait for its `open` entry, or may lack its seal."""
+        """Raise 503 `changing` if this partition is not opened yet, or if its log may have lost a seal."""
         succession = self._context.state.succession
         if succession.status == "waiting":
             raise not_open(self._context.name)
@@ -262,9 +282,10 @@ class AppendPath:
         return not self._batcher and self._context.log.next_offset == offset
 
     def when_committed(self, index: int, receipt: Receipt, *, copied: bool = True) -> asyncio.Future[Receipt]:
-        """Return a future of `receipt`: resolved once entry `index` is committed and has its copies.
+        """Return a future that is resolved with `receipt` once entry `index` is committed and copied.
 
-        Without `copied` the commit alone is awaited. It fails as that entry's append would.
+        Copied: on as many replicas as the topic's `min_replicas`. With `copied=False` only the commit is
+        awaited. The future fails with the same problems as the append of that entry.
         """
         context = self._context
         future: asyncio.Future[Receipt] = self._loop.create_future()
@@ -294,17 +315,17 @@ class AppendPath:
 
     @property
     def _outcome_of_truncated(self) -> Outcome:
-        """Outcome of an entry that a deposed leader proposed and then truncated.
+        """Outcome to report for an entry that this replica proposed as leader and later truncated.
 
         The new leader lacks the entry, as does the majority that elected it, and none of these voters takes
-        entries of an older term afterwards. With three voters only the deposed leader is left, and it has
-        truncated the entry: it is gone. With five, a follower outside that majority may still hold it, and
-        lead later.
+        entries of an older term afterwards. With three voters only the deposed leader is left, which has
+        truncated the entry: the entry is gone. With five voters, a follower outside that majority may still
+        have the entry, and lead later.
         """
         return "not_applied" if self._context.voters <= 3 else "unknown"
 
     def committed(self, before: int, index: int) -> None:
-        """Resolve the appends whose entries lie after `before`, up to `index`."""
+        """Resolve the appends of the entries after `before` up to `index`, which are committed now."""
         if self._after_seal:
             self.seal_is_final()
         if not self.waiters:
@@ -337,20 +358,20 @@ class AppendPath:
         self._batcher.committed(index)
 
     def seal_is_final(self) -> None:
-        """Refuse what waits behind the seal, if that is final."""
+        """Refuse the appends that wait for the fate of the seal, if the seal is final now."""
         seal = self._context.final_seal
         if seal is not None:
             self._refuse_after_seal(sealed(self._context.name, seal.record.version))
 
     def lost_leadership(self) -> None:
-        """Refuse what is not proposed yet; what is proposed waits for its commit or truncation."""
+        """Refuse appends that are not proposed yet; proposed ones wait for their commit or truncation."""
         self._copies.lost_leadership()
-        # The next leader has the seal, and refuses, or it has not, and takes them.
+        # If the next leader has the seal, it refuses these appends; otherwise it takes them.
         self._refuse_after_seal(not_leader(self._context.name, outcome="not_applied"))
         self._batcher.reject_all(not_leader(self._context.name, outcome="not_applied"))
 
     def failed(self, error: Exception) -> None:
-        """Fail all appends, as the log failed: with `outcome_unknown` if proposed, else `not_leader`."""
+        """Fail all appends because the log failed: `outcome_unknown` if proposed, else `not_leader`."""
         self.lost_leadership()
         for waiters in self.waiters.values():
             for waiter in waiters:
@@ -359,11 +380,14 @@ class AppendPath:
 
     @property
     def waits(self) -> bool:
-        """Whether an append waits here that `expire` may have to fail."""
+        """Whether any append waits here that `expire` may have to fail one day."""
         return bool(self.waiters or self._after_seal or self._copies.waits)
 
     def expire(self, *, older_than_s: float) -> None:
-        """Fail the appends that have waited longer than this for their commit, with `outcome_unknown`."""
+        """Fail appends that have waited longer than this for their commit, copies, or a seal's commit.
+
+        Proposed ones fail with `outcome_unknown`, those that came after the seal with `changing`.
+        """
         latest = self._loop.time() - older_than_s
         self._copies.expire(latest_s=latest)
         if self._after_seal:
@@ -387,7 +411,7 @@ class AppendPath:
         )
 
     def _refuse_after_seal(self, problem: Problem) -> None:
-        """Fail all that waits for the fate of a seal: nothing of it was proposed."""
+        """Fail the appends that wait for the fate of a seal; none of them was proposed."""
         waiting, self._after_seal = self._after_seal, []
         for future, _ in waiting:
             fail(future, problem)
@@ -397,7 +421,8 @@ class AppendPath:
     def check_room(self, *, of_consumers: bool = False) -> None:
         """Raise `Problem` while the storage, or this partition, takes no further appends.
 
-        `of_consumers`: of the entries that say how far consumers are, which have a reserve.
+        With `of_consumers` check for an entry that records the progress of consumers: part of the disk is
+        reserved for these, so they are taken for longer.
         """
         refusal = self.no_room(of_consumers=of_consumers)
         if refusal is not None:
@@ -411,30 +436,33 @@ class AppendPath:
             raise too_much_uncommitted(self._context.name, used, UNCOMMITTED_BYTES)
 
     def no_room(self, *, of_consumers: bool = False) -> Problem | None:
-        """Return why the storage takes no appends now, and which channels keep this log; None if it does.
+        """Return the problem for which the storage takes no appends now; None if it takes them.
 
-        `of_consumers` as in `check_room`.
+        For a full disk the problem names the channels that keep this log. `of_consumers` as in `check_room`.
         """
         refusal = self.consumer_refusal() if of_consumers else self.refusal()
         return refusal and with_keepers(refusal, self._context.name, self._context.kept_log)
 
     def _check_and_flush(self, *, even_if_full: bool = False) -> None:
-        """Check that an entry beside the batcher may be proposed, and propose the batcher's appends first.
+        """Prepare to propose an entry directly: check room and copies, then propose the batcher's appends.
 
-        Raises `Problem`. With `even_if_full` room and copies are not checked.
+        With `even_if_full` room and copies are not checked. Raises `Problem` if a check fails.
         """
         if not even_if_full:
             self._check_takes()
         self.flush()
 
     def _check_takes(self) -> None:
-        """Raise `Problem` while the storage has no room, or the topic fewer copies than it asks for."""
+        """Raise `Problem` while the storage has no room, or fewer than `min_replicas` voters are in sync."""
         self.check_room()
         if self._copies.wanted > 1:
             self._copies.check()
 
     def flush(self) -> None:
-        """Propose the appends that wait for their batch. Raises 503 `not_leader` if it leads no more then."""
+        """Propose the appends that wait in the batcher.
+
+        Raises 503 `not_leader` if the proposal showed that this replica has lost leadership.
+        """
         if self._batcher:
             # The batcher's appends came first, and one of them may have been accepted only for the offset
             # that it gets now (`would_start_at`).
@@ -455,13 +483,14 @@ class AppendPath:
         return future
 
     def _times_ahead(self, frame: bytearray | memoryview) -> list[int] | None:
-        """Return the times (ms) at which readers are to get the records of a batch; None if none lies ahead.
+        """Return the delivery times (ms) of a batch's records; None if none of them lies in the future.
 
         A batch is delayed as a whole: a record without a time would be delayed by its neighbours.
 
         Raises:
-            Problem: 422 `invalid` when some records have a time, and others have none, or one that no id can
-                name; 503 `not_enabled` while not all nodes know delayed records.
+            Problem: 422 `invalid` if only some records have a time, or a time is outside the years 1 to 9999,
+                which the id of a delayed record cannot hold; 503 `not_enabled` until all nodes run a version
+                that supports delayed records.
         """
         context = self._context
         times = Batch(frame, verified=True).delivery_times
@@ -483,7 +512,7 @@ class AppendPath:
     def _append_delayed(
         self, frame: bytearray | memoryview, header: Header, times: Sequence[int]
     ) -> asyncio.Future[Receipt]:
-        """Append a batch whose records readers get at these times (ms). Raises as `append_frame`."""
+        """Append a batch of records to be delivered at these times (ms). Raises as `append_frame`."""
         context = self._context
         if not context.state.succession.takes_records:
             closed = self.closed()
@@ -511,17 +540,17 @@ class AppendPath:
         opens_segment: bool = False,
         not_before_ms: int = 0,
     ) -> int:
-        """Propose an entry and return its index. Each of `appends` is resolved when it is committed.
+        """Propose an entry and return its index; the futures in `appends` resolve when it is committed.
 
-        With `copied` they are resolved only when the entry has the copies that the topic asks for. Its append
-        time is `not_before_ms` or later.
+        With `copied` they resolve only when `min_replicas` replicas have the entry, too. With `opens_segment`
+        the entry is the first of a new segment. The append time of the entry is `not_before_ms` or later.
 
         Raises:
-            Problem: when this replica does not lead, the entry is too large, or too many bytes are not
-                committed yet. Then nothing was proposed.
+            Problem: 503 `not_leader`; 413 `too_large` for the entry; 503 `overloaded` if too many bytes are
+                not committed yet. In each case nothing was proposed.
         """
         context = self._context
-        # All that may come after a seal has been asked before: one more record would be lost or doubled.
+        # Callers have checked that a seal allows this entry: a record after it would be lost or duplicated.
         succession = context.state.succession
         assert succession.takes_records or succession.takes(frame), f"{context.name} is {succession.status}"
         trace = context.trace
@@ -555,7 +584,7 @@ class AppendPath:
         self.waiters[index] = waiters
         self._sizes[index] = len(frame)
         self.uncommitted_bytes += len(frame)
-        if context.replica.failure is not None:  # by this entry: it is not known how far that got
+        if context.replica.failure is not None:  # Writing this entry failed: it is not known how far it got.
             self.failed(context.replica.failure)
         return index
 

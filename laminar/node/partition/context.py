@@ -22,7 +22,7 @@ from laminar.node.trace.ring import Place, TraceRing
 
 
 class PartitionContext:
-    """A replica of partition `number` of `topic`; `replica` is set before use."""
+    """The shared state of one replica of partition `number` of `topic`; set `replica` before use."""
 
     __slots__ = (
         *("_code_version", "_kept_log", "driver", "kept_seal", "log", "name", "number"),
@@ -40,7 +40,11 @@ class PartitionContext:
         log: Log,
         code_version: Callable[[], int] | None = None,
     ) -> None:
-        """`code_version` returns the one that is enabled in the cluster; None: what this program has is."""
+        """Create the context; its `replica` is set afterwards.
+
+        `code_version` returns the code version that the cluster has enabled; None if every feature of this
+        program is enabled.
+        """
         self.topic = topic
         self.number = number
         self.name = f"{topic}/{number}"
@@ -49,7 +53,7 @@ class PartitionContext:
         self.state = PartitionState(log.start.index)
         # Index and term of the `seal` entry that a majority of the voters has synced; (0, 0): none known.
         self.kept_seal = (0, 0)
-        # What notes events of records; None, which is the rule: the topic is not traced.
+        # Notes events of records; usually None: the topic is not traced.
         self.trace: PartitionTrace | None = None
         self._kept_log: KeptLog | None = None
         self._code_version = code_version
@@ -60,7 +64,10 @@ class PartitionContext:
         ring: TraceRing,
         channels: Iterable[Mapping[str, object]] = (),
     ) -> None:
-        """Trace from now on what the settings of the topic and its channels say; events go to the ring."""
+        """Start, change or stop the trace of records to match the settings of the topic and its channels.
+
+        The events of traced records are written to `ring`.
+        """
         mode = mode_in(self.topic, settings, channels)
         if mode is None:
             self.trace = None
@@ -70,7 +77,7 @@ class PartitionContext:
             self.trace.mode = mode
 
     def follows_trace(self, settings: Mapping[str, object], channels: Iterable[Mapping[str, object]]) -> bool:
-        """Return whether this replica traces what the settings of the topic and its channels say."""
+        """Return whether the present trace matches the settings of the topic and its channels."""
         return mode_in(self.topic, settings, channels) == (None if self.trace is None else self.trace.mode)
 
     @property
@@ -80,7 +87,7 @@ class PartitionContext:
 
     @property
     def start_offset(self) -> int:
-        """Offset of the earliest record that is still there."""
+        """Start of the log: offset of the earliest record that is not trimmed."""
         return self.log.start.offset
 
     @property
@@ -90,24 +97,25 @@ class PartitionContext:
 
     @property
     def kept_log(self) -> KeptLog | None:
-        """Which channels keep the log longer than the topic's rules, as retention found and is true yet.
+        """The channels because of which the log is kept longer than the topic's retention says.
 
-        None: no channel does, or this replica does not lead.
+        They are what the last check of retention found, less those that have gone on since. None if no
+        channel keeps the log, or if this replica does not lead.
         """
         if self._kept_log is None or not self.leads:
             return None
         return self._kept_log.still(self.state.channels)
 
     def note_kept(self, kept: KeptLog | None) -> None:
-        """Note what retention found: the channels that keep the log, None if none does."""
+        """Store the result of a check of retention: the channels that keep the log, or None."""
         self._kept_log = kept
 
     @property
     def final_seal(self) -> Sealed | None:
-        """The `seal` entry, if clients may hear of it: nothing takes it back.
+        """The `seal` entry that ends the partition, if it cannot be lost any more; only then tell clients.
 
-        In an `interval` log the power may take a commit. So there it counts when it is known that a majority
-        has synced it (`kept_seal`).
+        A loss of power can take a committed entry from a log with the flush policy `interval`. So in such a
+        log the seal is final only once a majority is known to have synced it (`kept_seal`).
         """
         seal = self.state.committed_seal
         if seal is None or (self.log.policy.is_interval and self.kept_seal != (seal.index, seal.term)):
@@ -116,12 +124,12 @@ class PartitionContext:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the derived state covers every entry of the log; not while damage leaves some out."""
+        """Whether the derived state covers every entry of the log, so that no damaged one is left out."""
         return not self.state.left_out
 
     @property
     def leads(self) -> bool:
-        """Whether appends are taken here: not while the state covers the log in part only."""
+        """Whether this replica leads and takes appends; False while its derived state lacks entries."""
         replica = self.replica
         return replica.core.is_leader and replica.failure is None and not self.state.left_out
 
@@ -131,13 +139,17 @@ class PartitionContext:
         return len(self.replica.configuration.voters)
 
     def check_leads(self) -> None:
-        """Raise 503 `not_leader` unless this replica leads; then also have the group elect soon."""
+        """Raise 503 `not_leader` unless this replica leads; if it does not, also ask for an election."""
         if not self.leads:
             self.driver.leader_requested(self.replica)
             raise not_leader(self.name, outcome="not_applied")
 
     def check_knows(self, version: int, what: str) -> None:
-        """Raise 503 `not_enabled` while a node's program is older than a code version (docs/upgrading.md)."""
+        """Raise 503 `not_enabled` unless the cluster has enabled code version `version`.
+
+        It is enabled once all nodes run a program that knows it (docs/upgrading.md). `what` names the feature
+        in the message.
+        """
         if self._code_version is not None and (enabled := self._code_version()) < version:
             raise Problem(
                 "not_enabled",
@@ -146,9 +158,9 @@ class PartitionContext:
             )
 
     def is_active(self, member: int) -> bool:
-        """Return, as the leader, whether messages of this member came lately; True for this replica."""
+        """Return whether this leader received a message of `member` lately; True for this replica."""
         return self.driver.is_active(self.replica, member)
 
     def now_ms(self) -> int:
-        """Return the wall clock, or the last append time where the clock has gone back before it."""
+        """Return the wall clock in ms, but never less than the last append time of the log."""
         return max(self.replica.wall_ms(), self.log.last_append_time_ms)

@@ -3,10 +3,11 @@
 A change is checked against the cursors as of the log's end, committed or not. So of two requests that race,
 the second sees the change of the first.
 
-In a partition that a change of the topic's route made or ended, others act on what a cursor says: a member
-may own the partitions that follow when it is at the end. So there each change of a cursor counts only when it
-is synced, in an `interval` log too; and only a *rewind*, which holds all cursors of its name, takes one off
-the end of a sealed partition (`docs/routes.md#consumers`).
+A change of the topic's route creates and ends partitions, and once a group's cursor is at the end of an ended
+partition, a member may own the partitions that follow. So in a created or ended partition each change of a
+cursor counts only when it is synced, also in a log with the flush policy `interval`. And only a *rewind*,
+which owns the cursors of one name in all partitions while it moves them, may move a cursor back from the end
+of a sealed partition (`docs/routes.md#consumers`).
 """
 
 from __future__ import annotations
@@ -25,20 +26,20 @@ from laminar.node.partition.receipts import Receipt
 from laminar.node.partition.state.cursors import MAX_CURSORS, Cursor, CursorChange
 
 REWIND = "~"
-"""The owner of a cursor that is held by a rewind begins with this; members leave it alone."""
+"""First character of a cursor's owner that is a rewind; members do not claim such a cursor."""
 
 
 FENCE = "~reclaim"
-"""The name of the cursor that says that a partition is being reclaimed; it is shown to no client."""
+"""Name of the cursor that marks a partition as being reclaimed (deleted); no client is shown it."""
 
 
 def is_rewind(owner: str) -> bool:
-    """Return whether this owner of a cursor is a rewind, and no member of a group."""
+    """Return whether this owner of a cursor is a rewind, not a member of a group."""
     return owner.startswith(REWIND)
 
 
 class CursorCommands:
-    """Reads and changes of one partition's cursors, for requests."""
+    """The commands by which requests read and change the cursors of one partition."""
 
     def __init__(self, context: PartitionContext, appends: AppendPath) -> None:
         self._context = context
@@ -62,16 +63,17 @@ class CursorCommands:
     ) -> asyncio.Future[Receipt]:
         """Propose a cursor's position and owner; a position of None deletes the cursor. Leader only.
 
-        The future is resolved when that is committed. With `check` the cursor must be at `expected` (None: it
-        must not exist), or at `position` already, as after a retry. An owned cursor is changed for its owner
-        alone: it must be owned by `expected_owner` now ("": by no one), or, without that, by `owner` or no
-        one. A cursor that `owner` owns already passes, too. Deleting needs no ownership. A new one counts for
-        the limits of its `maker`.
+        The returned future is resolved when the change is committed. With `check` the cursor must be at
+        `expected` (None: it must not exist), or at `position` already, as after a retry. The present owner
+        must be `expected_owner` ("": no owner) or, if `expected_owner` is None, `owner` or no one; a cursor
+        that `owner` owns already may always be changed. Deleting a cursor needs no ownership. A new cursor
+        counts towards the limit of `maker`, the principal that creates it.
 
         Raises:
-            Problem: 412 when the cursor is at another position, 409 `fenced` with the present owner, 416 for
-                a position after the log's end, 429 when there are too many cursors, 503 `not_leader` when
-                this replica does not lead, and the refusals of `AppendPath.check_room`.
+            Problem: 412 if the cursor is at another position; 409 `fenced` if another owner has it; 416 if
+                the position is after the log's end; 429 if there are too many cursors; 422 if it would move
+                back from the end of a sealed partition; 503 `changing` while the partition is reclaimed; 503
+                `not_leader`; and the refusals of `AppendPath.check_room`.
         """
         current = self._checked(
             name,
@@ -84,7 +86,8 @@ class CursorCommands:
         )
         if position is None:
             if current is not None and self._is_at_end(current):
-                # A reclaim may just begin it in the partitions that follow, where it was deleted before.
+                # The reclaim may be creating this cursor in the partitions that follow right now, where it
+                # was deleted before.
                 self._check_fence()
         else:
             if current is None or position < current.position:
@@ -104,10 +107,10 @@ class CursorCommands:
         expected_owner: str | None = None,
         maker: Maker = NO_MAKER,
     ) -> asyncio.Future[Receipt]:
-        """Propose a cursor's owner alone, where `set` with the same arguments would be allowed. Leader only.
+        """Propose only the owner of a cursor, if `set` would be allowed with these arguments. Leader only.
 
-        The cursor stays where it is, and one that does not exist begins at 0: whether `owner` may have it is
-        asked afterwards.
+        The position does not change, and a cursor that does not exist is created at 0. The caller then checks
+        whether `owner` may have the partition, and calls `set` or `undo_claim`.
 
         Raises:
             Problem: as `set` does.
@@ -129,8 +132,8 @@ class CursorCommands:
     def undo_claim(self, name: str, claimed: Cursor, *, now_ms: int) -> asyncio.Future[Receipt] | None:
         """Propose that a claimed cursor has no owner again, if nothing has changed it since. Leader only.
 
-        A cursor that the claim made stays, at 0: a partition before this one may be reclaimed because it is
-        there. Return None if there is nothing to undo.
+        A cursor that the claim created is not deleted but stays at 0, because a partition before this one may
+        have been reclaimed on the ground that this cursor exists. Return None if there is nothing to undo.
 
         Raises:
             Problem: 503 `not_leader`.
@@ -143,14 +146,16 @@ class CursorCommands:
     def take(
         self, name: str, owner: str, *, now_ms: int, synced: bool, maker: Maker = NO_MAKER
     ) -> asyncio.Future[Receipt]:
-        """Propose that a rewind holds the cursor, also if it is owned; one that is not there begins at 0.
+        """Propose a rewind as the cursor's owner, also if a member owns the cursor now. Leader only.
 
-        `synced`: it counts only when it is synced, as a member that owned the cursor would own it again. True
-        wherever all nodes of the cluster know such entries; without that no topic has changed its route.
+        A cursor that does not exist is created at 0. With `synced` the entry counts only once it is synced:
+        if a power loss took it, the member that owned the cursor before would own it again. Pass True
+        wherever all nodes of the cluster know such entries; where they do not, no topic has changed its
+        route.
 
         Raises:
-            Problem: 429 when there are too many cursors, 503 `not_leader`, and the refusals of
-                `AppendPath.check_room`.
+            Problem: 429 if there are too many cursors; 503 `changing` while the partition is reclaimed; 503
+                `not_leader`; and the refusals of `AppendPath.check_room`.
         """
         assert is_rewind(owner), f"{owner!r} is no rewind"
         self._context.check_leads()
@@ -163,9 +168,10 @@ class CursorCommands:
         return self._propose(name, position, owner, now_ms, synced=synced, maker=maker)
 
     def fence(self, *, now_ms: int) -> asyncio.Future[Receipt]:
-        """Propose that no cursor begins here, goes back, or is deleted at the end, until `unfence`.
+        """Propose the fence of a reclaim, which keeps all cursors at the end of this sealed partition.
 
-        Others follow this partition. A cursor that is behind may be deleted: with it there is no reclaim.
+        Until `unfence` no cursor is created here or moved back, and none at the end is deleted. A cursor
+        before the end may be deleted: while there is one, the partition is not reclaimed anyway.
 
         Raises:
             Problem: 503 `not_leader`, and the refusals of `AppendPath.check_room`.
@@ -175,28 +181,32 @@ class CursorCommands:
         return self._propose(FENCE, 0, "", now_ms)
 
     def unfence(self, *, now_ms: int) -> asyncio.Future[Receipt]:
-        """Propose that the fence is over. Leader only."""
+        """Propose to remove the fence. Leader only."""
         self._context.check_leads()
         return self._propose(FENCE, None, "", now_ms)
 
     def is_fenced(self) -> bool:
-        """Return whether there is a fence, committed or not. No clock ends it: two leaders' differ."""
+        """Return whether there is a fence, committed or not.
+
+        A fence does not expire by time, because the clocks of two leaders differ.
+        """
         return self.latest(FENCE) is not None
 
     def names(self) -> list[str]:
-        """Return the names of the cursors at the log's end or as of the last commit, sorted."""
+        """Return the names of cursors that exist at the log's end or as of the last commit, sorted."""
         return [name for name in self._context.state.cursors.known() if name != FENCE]
 
     def latest(self, name: str) -> Cursor | None:
-        """Return a cursor as of the log's end, committed or not: another object after each change of it."""
+        """Return a cursor as of the log's end, committed or not; each change makes a new object."""
         return self._context.state.cursors.get(name)
 
     def is_drained(self, name: str) -> bool:
-        """Return whether a cursor is at the end of a partition that takes no more records, for good.
+        """Return whether a cursor is drained: at the end of this partition, whose seal is final.
 
-        False while a rewind holds it, which will set it back. Call it after a majority has confirmed that
-        this replica leads. No loss of power takes back what it says: a majority has synced the seal, and so
-        all before it; and a change of a cursor behind it is committed only when it is synced.
+        False while a rewind owns the cursor, because it will move the cursor back. Call it after a majority
+        has confirmed that this replica leads. No power loss makes the answer wrong: a majority has synced the
+        seal and everything before it, and after the seal a change of a cursor is committed only when it is
+        synced.
         """
         seal, cursor = self._context.final_seal, self.get(name)
         if seal is None or cursor is None or is_rewind(cursor.owner):
@@ -204,7 +214,7 @@ class CursorCommands:
         return cursor.position >= seal.end
 
     def _is_at_end(self, cursor: Cursor) -> bool:
-        """Return whether a cursor does not keep this partition from being reclaimed."""
+        """Return whether a cursor is at the log's end, so that the partition may be reclaimed."""
         return cursor.position >= self._context.log.next_offset and not is_rewind(cursor.owner)
 
     # -- what a change compares --------------------------------------------------------------
@@ -220,7 +230,7 @@ class CursorCommands:
         expected_owner: str | None,
         maker: Maker,
     ) -> Cursor | None:
-        """Return the present cursor, if it may be changed so."""
+        """Return the present cursor, or None if it is new, after the checks that `set` describes."""
         context = self._context
         context.check_leads()
         self._appends.check_room(of_consumers=True)
@@ -267,14 +277,14 @@ class CursorCommands:
         maker.check("cursors", self._context.state.cursors.made_by)
 
     def _check_fence(self) -> None:
-        """Raise 503 `changing` while the partition is being reclaimed: it goes, or is as before."""
+        """Raise 503 `changing` while the partition is being reclaimed; a retry finds it deleted or open."""
         if self.is_fenced():
             raise Problem("changing", f"{self._context.name} is being reclaimed", outcome="not_applied")
 
     def _check_final(self, name: str, current: Cursor | None, position: int, owner: str) -> None:
-        """Raise 422 `invalid` for a step off the end of a sealed partition, unless a rewind holds the cursor.
+        """Raise 422 `invalid` if a cursor would move back from the end of a sealed partition.
 
-        A member may own the partitions that follow.
+        Only the rewind that owns the cursor may do so: a member may own the partitions that follow already.
         """
         seal = self._context.state.succession.sealed
         if seal is None or current is None or not position < seal.end <= current.position:
@@ -321,7 +331,7 @@ class CursorCommands:
         maker: Maker = NO_MAKER,
     ) -> asyncio.Future[Receipt]:
         succession = self._context.state.succession
-        # A topic's route changes only where all nodes know such entries.
+        # A topic's route changes only in a cluster whose nodes all know entries with the flag SYNCED.
         synced = synced or succession.successor_of > 0 or succession.sealed is not None
         made_by = maker.principal if self.latest(name) is None else ""
         change = CursorChange(name, position, now_ms, owner, made_by)

@@ -1,7 +1,7 @@
 """Recognition of batches that were appended before, by idempotency key or by producer and sequence number.
 
 The tables of keys and of producers are read as of the log's end, committed or not, so a retry also finds an
-original whose commit is still under way. This module turns what they hold into a receipt or a problem.
+original whose commit is still under way. This module turns the entry of a table into a receipt or a problem.
 """
 
 from __future__ import annotations
@@ -36,13 +36,14 @@ def find_duplicate(
 ) -> tuple[int, Receipt] | None:
     """Return the Raft index and receipt of the batch as it was appended before, or None if it is new.
 
-    `key_made_ms` is the time at which its idempotency key was made, as its client says; None: not said.
+    `key_made_ms` is the time at which the client says that it created the idempotency key; None: unknown.
 
     Raises:
-        Problem: when the key came with another request, its first request is not committed yet, or it is
-            old enough to have been forgotten; when a newer epoch of the producer has written, or the batch
-            does not follow the producer's last; when a new key or producer has no room (`check_room`). A
-            partition that takes no records raises neither of the last two for a batch that is not here.
+        Problem: for a batch with a key, the problems of `find_key`. For a producer's batch: 409 `fenced` if a
+            newer epoch of the producer has written; `out_of_sequence` or `unknown_producer` if the batch does
+            not follow the producer's last one. For a new key or producer: 429 `quota` (`check_room`). If this
+            partition takes no records, a batch that is surely new raises neither of the latter two: None is
+            returned, and the caller refuses the batch because of the seal.
     """
     takes_records = context.state.succession.takes_records
     if header.flags & Flag.KEYED:
@@ -67,10 +68,10 @@ def find_duplicate(
 
 
 def _is_surely_new(context: PartitionContext, refused: Refused, header: Header) -> bool:
-    """Return whether a batch that does not follow its producer's last was never appended here.
+    """Return whether a batch that does not follow its producer's last one was surely never appended here.
 
-    A later batch of a producer whose next one is not here was not appended, and neither was one of a producer
-    that is not known, unless it was forgotten for others.
+    True for a batch after the next expected one, as batches are appended in order. True for an unknown
+    producer, unless the table was full, because then the producer may have been evicted from it.
     """
     if refused.code == "unknown_producer":
         return not context.state.producers.is_full
@@ -80,11 +81,14 @@ def _is_surely_new(context: PartitionContext, refused: Refused, header: Header) 
 def find_key(
     context: PartitionContext, key_id: bytes, *, content: int, made_ms: int | None
 ) -> tuple[int, Receipt] | None:
-    """Return the Raft index and receipt of what was appended with an idempotency key, or None.
+    """Return the Raft index and receipt of the records appended with an idempotency key; None if it is new.
+
+    `content` is the hash of the request. `made_ms` is the time at which the key was created, or None.
 
     Raises:
-        Problem: when the key came with another request, its first request is not committed yet, or it is not
-            known, and old enough to have been forgotten.
+        Problem: 422 `idempotency_key_reused` if the key came with another request before; 409 `in_progress`
+            if its first request is not committed yet; 409 `key_expired` if the key is unknown, and so old
+            that it may have been used and forgotten.
     """
     entry = context.state.keys.get(key_id)
     if entry is None:
@@ -101,9 +105,9 @@ def find_key(
 
 
 def _check_age(context: PartitionContext, key_made_ms: int) -> None:
-    """Raise 409 `key_expired` for an unknown key that is old enough to have been forgotten.
+    """Raise 409 `key_expired` for an unknown key so old that the table may have forgotten it.
 
-    Its request may have been appended before, so it must not be appended now.
+    The request of such a key may have been appended before, so it must not be appended now.
     """
     known_from_ms = context.state.keys.complete_from_ms(context.now_ms())
     if key_made_ms < known_from_ms:
@@ -111,10 +115,10 @@ def _check_age(context: PartitionContext, key_made_ms: int) -> None:
 
 
 def check_room(context: PartitionContext, header: Header) -> None:
-    """Raise 429 `quota` if the batch's key or producer is new and would evict one that is too recent.
+    """Raise 429 `quota` if the batch's key or producer is new, and the table is full of recent ones.
 
-    The new one is refused, rather than a recent one forgotten: otherwise a crowd of new ids would turn every
-    retry of the others into an append (docs/consensus.md#derived-tables).
+    The new one is refused so that no recent one is evicted. Otherwise many new ids would evict the ids of
+    others, whose retries would be appended a second time (docs/consensus.md#derived-tables).
     """
     now_ms = context.now_ms()
     if header.flags & Flag.KEYED:

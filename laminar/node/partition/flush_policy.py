@@ -1,4 +1,4 @@
-"""The reading of a flush policy from a topic's settings, with its default interval. Pure."""
+"""Reads a topic's flush policy from the topic's settings, with the default interval. Pure."""
 
 from __future__ import annotations
 

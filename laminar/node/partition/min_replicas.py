@@ -23,7 +23,7 @@ from raft.quorum import majority
 
 
 class Copies:
-    """The count of copies of one partition's entries."""
+    """The rule of `min_replicas` for one partition, and the appends that wait for copies of their entry."""
 
     def __init__(self, context: PartitionContext) -> None:
         self._context = context
@@ -43,7 +43,7 @@ class Copies:
             raise too_few_replicas(self._context.name, in_sync, replicas=voters, wanted=wanted)
 
     def in_sync(self) -> list[int]:
-        """Return the voters that were heard lately and have, or are being sent, all that is committed."""
+        """Return the voters in sync: heard from lately, and with all committed entries or receiving them."""
         replica = self._context.replica
         found = []
         for member in replica.configuration.voters:
@@ -56,7 +56,7 @@ class Copies:
 
     @property
     def acknowledged_index(self) -> int:
-        """Index of the last entry that is committed and has all the topic's copies. Leader only."""
+        """Index of the last entry that is committed and on `min_replicas` replicas. Leader only."""
         index, wanted = self._context.state.committed_index, self.wanted
         if wanted > 1:
             voters = self._context.replica.core.configuration.voters
@@ -65,33 +65,36 @@ class Copies:
         return index
 
     def window(self) -> Window:
-        """Return what is acknowledged now. Leader only.
+        """Return the end of what is acknowledged now. Leader only.
 
-        It may wait for the disk while copies of old entries are missing: only for a caller that answers with
-        it, and not after each input.
+        Looking up the offset may block on the disk if copies of old entries are missing. So call it only for
+        an answer that contains the window, not after each Raft input.
         """
         return self.window_up_to(self.acknowledged_index)
 
     def window_up_to(self, index: int) -> Window:
-        """Return `window` for a caller that knows `acknowledged_index`."""
+        """Return the window that ends with entry `index`, the present `acknowledged_index`."""
         context = self._context
         core = context.replica.core
         term, voters = core.term, core.configuration.voters
         return Window(term, index, context.log.offset_after(index), len(voters))
 
     def _copied_index(self, voters: Sequence[int]) -> int:
-        """Return the index up to which as many voters as the topic wants have the log on disk."""
+        """Return the index up to which at least `min_replicas` voters have the log on disk."""
         if self.wanted > len(voters):
             return 0
         matches = sorted((self._context.replica.counted_index(voter) for voter in voters), reverse=True)
         return matches[self.wanted - 1]
 
     def are_there(self, index: int) -> bool:
-        """Return whether the committed entry `index` has its copies."""
+        """Return whether the committed entry `index` is on `min_replicas` replicas."""
         return index <= self.acknowledged_index
 
     def await_them(self, index: int, waiter: Waiter) -> None:
-        """Resolve `waiter` when the committed entry `index` has its copies; fail it if this is no leader."""
+        """Resolve `waiter` when the committed entry `index` has its copies.
+
+        If this replica does not lead, `waiter` fails at once with `outcome_unknown`.
+        """
         if not self._context.replica.core.is_leader:
             fail(waiter.future, self._lost())
             return
@@ -99,7 +102,7 @@ class Copies:
         self._context.replica.on_match = self._resolve
 
     def _resolve(self) -> None:
-        """Resolve what waits for copies that are there now."""
+        """Resolve the appends whose entries have their copies now."""
         index = self.acknowledged_index
         copied = [waiting for waiting in self._waiters if waiting <= index]
         if copied:
@@ -114,7 +117,7 @@ class Copies:
             self._context.replica.on_match = None
 
     def lost_leadership(self) -> None:
-        """Fail the appends that wait for copies, outcome unknown: only a leader knows what replicas hold."""
+        """Fail the appends that wait for copies: only a leader knows which entries the replicas have."""
         if self._waiters:
             self.fail_all(self._lost())
 
@@ -128,7 +131,7 @@ class Copies:
         return bool(self._waiters)
 
     def expire(self, *, latest_s: float) -> None:
-        """Fail the appends that have waited since `latest_s` or longer (the loop's time)."""
+        """Fail the appends that began to wait at `latest_s` or before (the loop's time)."""
         if not self._waiters:
             return
         detail = f"committed by a majority, and fewer than min_replicas ({self.wanted}) replicas have it"
@@ -144,7 +147,7 @@ class Copies:
         self._stop_listening()
 
     def fail_all(self, problem: Problem) -> None:
-        """Fail all that wait: this replica will not learn when the copies are there."""
+        """Fail all appends that wait for copies, as this replica will not learn of their copies."""
         for waiters in self._waiters.values():
             for waiter in waiters:
                 fail(waiter.future, problem)

@@ -1,9 +1,9 @@
 """One replica of a partition: the state machine of its Raft group, and the parts that serve requests.
 
-`Partition` is the `StateMachine` of a `Replica`: its state follows from the log
+`Partition` is the `StateMachine` of a `Replica`: its state is derived from the entries of the log
 (`laminar.node.partition.state.state`). It notifies its parts of changes of the log: the append path resolves
 the futures that wait for a commit, the read view wakes readers, the start mover moves the log's start. A
-change of routes begins and ends partitions by `propose_open` and `propose_seal`
+change of a topic's route opens new partitions with `propose_open` and ends old ones with `propose_seal`
 (`docs/consensus.md#ends-of-partitions`).
 """
 
@@ -33,7 +33,7 @@ from laminar.node.partition.state.succession import OpenRecord, Sealed, SealReco
 from raft.quorum import majority
 
 NEVER_CHANGES = "_transactions"
-"""The topic whose partitions neither end nor follow others."""
+"""The internal topic whose route never changes, so that its partitions are never sealed."""
 
 
 def _no_refusal() -> Problem | None:
@@ -55,11 +55,11 @@ class Partition:
         asks_catalog: bool = False,
         code_version: Callable[[], int] | None = None,
     ) -> None:
-        """Make the replica's parts; `code_version` is that of `PartitionContext`.
+        """Create the replica's parts.
 
-        `refusal` and `consumer_refusal` are those of `AppendPath`.
-
-        With `asks_catalog` a leader that may lack a seal takes no records before `lacks_no_seal` is called.
+        `code_version` is passed to `PartitionContext`, `refusal` and `consumer_refusal` to `AppendPath`.
+        With `asks_catalog` a leader whose log may have lost a seal takes no records until the shard has asked
+        the catalog and calls `lacks_no_seal`.
         """
         self.topic = topic
         self.number = number
@@ -79,7 +79,7 @@ class Partition:
         self.on_led: Callable[[Partition], None] | None = None
         self._loop = asyncio.get_running_loop()
         self._asks_catalog = asks_catalog
-        # Until then (the loop's time) nothing begins that a seal would have to wait for.
+        # Until this time (of the loop) no batch of a sink and no upload begins: a seal would wait for it.
         self._held_until_s = 0.0
 
     @property
@@ -93,17 +93,17 @@ class Partition:
 
     @property
     def state(self) -> PartitionState:
-        """What follows from the log."""
+        """The tables that are derived from the log."""
         return self.context.state
 
     @property
     def producers(self) -> Producers:
-        """The producers that have appended here."""
+        """The table of producers that have appended here."""
         return self.state.producers
 
     @property
     def cursors(self) -> Cursors:
-        """The cursors, as of the log's end."""
+        """The table of cursors, as of the log's end."""
         return self.state.cursors
 
     @property
@@ -113,7 +113,7 @@ class Partition:
 
     @property
     def start_offset(self) -> int:
-        """Offset of the earliest record that is still there."""
+        """Start of the log: offset of the earliest record that is not trimmed."""
         return self.context.start_offset
 
     @property
@@ -123,49 +123,51 @@ class Partition:
 
     @property
     def replicas(self) -> int:
-        """Number of voters, over which an append is replicated.
+        """Number of voters to which an append is replicated.
 
-        When it is acknowledged, a majority of them has it, and at least the topic's `min_replicas`.
+        An acknowledged append is on a majority of them, and on at least the topic's `min_replicas`.
         """
         return self.context.voters
 
     @property
     def leads(self) -> bool:
-        """Whether appends are taken here."""
+        """Whether this replica leads and takes appends."""
         return self.context.leads
 
     def check_leads(self) -> None:
-        """Raise 503 `not_leader` where only the leader can answer."""
+        """Raise 503 `not_leader` unless this replica leads; then also ask for an election."""
         self.context.check_leads()
 
     # -- changes of routes -------------------------------------------------------------------
 
     def hold(self, seconds: float) -> int:
-        """Begin no batch of a sink and no upload for this time; return how many are under way. Leader only.
+        """Refuse new batches of sinks and new uploads for this time; return how many are under way.
 
-        What was begun goes on, so at some time none is under way, and the partition can be sealed. A later
-        call counts in place of an earlier one. The next leader holds nothing.
+        Those under way continue; once they have ended, none is left and the partition can be sealed. A later
+        call replaces the time of an earlier one. The refusal ends when the leader changes. Leader only.
         """
         self.check_leads()
         self._held_until_s = self._loop.time() + seconds
         return len(self.state.stages)
 
     def check_may_begin(self) -> None:
-        """Raise 503 `changing` while no batch of a sink and no upload is to begin here."""
+        """Raise 503 `changing` while new batches of sinks and uploads are refused (`hold`)."""
         if self._loop.time() < self._held_until_s:
             raise held(self.context.name)
 
     def propose_seal(self, record: SealRecord) -> asyncio.Future[Receipt]:
-        """Propose that no record follows here; the future is resolved when that is committed. Leader only.
+        """Propose the `seal` entry, after which this partition takes no records. Leader only.
 
-        The offset of the receipt is the final end. If this change has sealed the partition already, nothing
-        is appended. The caller must know that the change is irrevocable, and that every node of the cluster
-        knows these entries.
+        The returned future is resolved when the seal is committed; the offset of its receipt is the final end
+        of the partition. If the same change has sealed the partition already, nothing is appended. Call it
+        only for a change of the route that can no longer be withdrawn, in a cluster whose nodes all know
+        `seal` entries.
 
         Raises:
             Problem: 409 `in_progress` while records are staged here, prepared or not, or a large record is
-                being uploaded: what is decided about them could not be appended any more; 409 `sealed` when
-                another change has sealed it; 503 `changing` before it is opened; 503 `not_leader`.
+                being uploaded, because the decision about them could not be appended after the seal; 409
+                `sealed` if another change has sealed the partition; 503 `changing` if the partition is not
+                opened yet; 503 `not_leader`.
         """
         self.check_leads()
         self.appends.flush()
@@ -190,20 +192,21 @@ class Partition:
             )
         future: asyncio.Future[Receipt] = self._loop.create_future()
         self.appends.propose(record.frame(), [(future, 0)])
-        # From now on the seal refuses, for good and not for a while.
+        # From now on the seal refuses everything for good, so the temporary refusal of `hold` can end.
         self._held_until_s = 0.0
         return future
 
     def propose_open(self, record: OpenRecord) -> asyncio.Future[Receipt]:
-        """Propose that records are taken here from now on; resolved when that is committed. Leader only.
+        """Propose the `open` entry, after which this partition takes records. Leader only.
 
-        The entry's time is no earlier than that of any input's seal, and no later entry's is: so times never
-        fall from a partition to those that follow it. If this change has opened the partition already,
-        nothing is appended. The caller must know from the catalog that all inputs are sealed for good; and,
-        where the log may lack entry 1 (`may_lack_seal`), that the change made this partition.
+        The returned future is resolved when the entry is committed. If the same change has opened the
+        partition already, nothing is appended. The append time of the entry is not before that of any input's
+        seal, so append times never decrease from a partition to those that follow it. Call it only if the
+        catalog says that all inputs are sealed for good, and, if the log may have lost its first entry
+        (`may_lack_seal`), that `record`'s change created this partition.
 
         Raises:
-            Problem: 422 `invalid` when this change did not make the partition, or it has ended; 503
+            Problem: 422 `invalid` if this change did not create the partition, or it is sealed already; 503
                 `not_leader`.
         """
         self.check_leads()
@@ -230,9 +233,9 @@ class Partition:
 
     @property
     def synced_seal(self) -> tuple[int, int]:
-        """Index and term of the seal in this replica's log that a power loss here leaves; (0, 0): none.
+        """Index and term of the seal that this replica has synced to its disk; (0, 0) if there is none.
 
-        It may be uncommitted. Replicas that name the same pair hold the same entry.
+        The seal may be uncommitted. Two replicas with the same pair have the same entry.
         """
         seal = self.state.succession.sealed
         if seal is None or seal.index > self.log.synced_index:
@@ -240,10 +243,10 @@ class Partition:
         return (seal.index, seal.term)
 
     def seal_is_kept(self, synced: Mapping[str, tuple[int, int]]) -> bool:
-        """Return whether the seal is committed, and synced by a majority of the voters: nothing takes it.
+        """Return whether the seal is committed and synced by a majority of the voters, so cannot be lost.
 
-        `synced` has the `synced_seal` of other voters, by node, whenever they said so. A commit alone is not
-        enough: in an `interval` log the power may take it.
+        `synced` maps the nodes of other voters to the `synced_seal` that they reported, however long ago. A
+        commit alone is not enough: in a log with the flush policy `interval` a power loss may undo it.
         """
         seal = self.state.committed_seal
         if seal is None:
@@ -258,18 +261,18 @@ class Partition:
 
     @property
     def final_end(self) -> int | None:
-        """Offset behind the last record that will ever be here; None while more may come."""
+        """Offset after the last record of the partition, whose seal is final; None if more may come."""
         seal = self.context.final_seal
         return None if seal is None else seal.end
 
     @property
     def kept_seal(self) -> Sealed | None:
-        """The `seal` entry, if it is known here that nothing takes it back."""
+        """The committed `seal` entry, if this replica knows that a majority has synced it (`keep_seal`)."""
         seal = self.state.committed_seal
         return seal if seal is not None and self.context.kept_seal == (seal.index, seal.term) else None
 
     def keep_seal(self) -> None:
-        """Note that the committed seal is synced by a majority: clients may hear of it."""
+        """Note that a majority has synced the committed seal: answers to clients may mention it now."""
         seal = self.state.committed_seal
         assert seal is not None, f"{self.context.name}: its seal is not committed"
         self.context.kept_seal = (seal.index, seal.term)
@@ -278,31 +281,31 @@ class Partition:
 
     @property
     def may_lack_seal(self) -> bool:
-        """Whether a committed seal may be missing here, so that the catalog must be asked for one.
+        """Whether this log may have lost a committed seal, so that the catalog must be asked for one.
 
-        True after a loss was accepted for the group, or after damaged entries were left out for good.
+        True if an operator has accepted a loss for the group, or damaged entries were left out for good.
         """
         return bool(self.replica.configuration.abandoned) or self.state.succession.lacks_entries
 
     def doubt(self) -> None:
-        """Take no records as the leader, if a seal may be missing, before the catalog has been asked."""
+        """Take no records until `lacks_no_seal`, if this log may have lost a seal. Called on a new leader."""
         self.state.succession.in_doubt = (
             self._asks_catalog and self.may_lack_seal and self.topic != NEVER_CHANGES
         )
 
     def lacks_no_seal(self) -> None:
-        """Take records again: the catalog, asked in this term, lets this partition neither wait nor end."""
+        """Take records again: asked in this term, the catalog says that the partition is open."""
         self.state.succession.in_doubt = False
 
     def stop(self, error: Exception) -> None:
-        """Stop this replica after a bug in its state: it takes part in nothing until a restart."""
+        """Stop this replica after a bug in its state; it stays out of its Raft group until a restart."""
         self.context.driver.stop_replica(self.replica, error)
 
     # -- the state machine: called by the driver ---------------------------------------------
 
     @property
     def is_whole(self) -> bool:
-        """Whether the state covers every entry of the log."""
+        """Whether the derived state covers every entry of the log."""
         return self.context.is_whole
 
     def appended(self, header: Header, frame: Buffer) -> None:
@@ -320,7 +323,7 @@ class Partition:
         self.appends.truncated(index)
 
     def committed(self, index: int) -> None:
-        """Take note that everything up to `index` is committed: resolve appends, wake readers."""
+        """Note that entries up to `index` are committed: resolve appends, wake readers, move the start."""
         state = self.context.state
         before = state.committed_index
         state.committed(index)
@@ -333,7 +336,7 @@ class Partition:
             self.start_mover.carry_out()
 
     def led(self, leading: bool) -> None:
-        """Begin to lead; or, if not `leading`, refuse at once all appends that are not proposed yet."""
+        """Handle the start of leadership, or, if not `leading`, its loss: refuse unproposed appends."""
         self._held_until_s = 0.0
         self.doubt()
         if leading:
@@ -344,6 +347,6 @@ class Partition:
             self.appends.lost_leadership()
 
     def failed(self, error: Exception) -> None:
-        """End everything that waits here, as the log failed."""
+        """Fail the appends and wake the readers that wait here, because the log failed."""
         self.appends.failed(error)
         self.reader.stop_waiting()

@@ -27,21 +27,24 @@ FROM_TABLES: Final = frozenset(
         "unknown_producer",
     }
 )
-"""Refusals that follow from the tables and the log's end, which a deposed leader has as they were."""
+"""Codes of refusals that are derived from the tables or the log's end: outdated ones on a deposed leader."""
 
 
 class Maker(NamedTuple):
-    """Who makes something that a partition keeps; `most`: how many of these it may have, None: any."""
+    """The principal that creates something in a partition (a cursor, a sink, an upload), and its limit."""
 
     principal: str = ""
-    """Its name; empty: no one, as of what the cluster makes itself."""
+    """Its name; empty if the cluster itself is the creator."""
     most: int | None = None
+    """How many of these things the principal may have; None: no limit."""
 
     def check(self, what: str, held: Callable[[str], int]) -> None:
-        """Refuse one more where the maker has as many as it may; `held` returns how many a principal has.
+        """Check that the principal may create one more.
+
+        `what` names the things in the message; `held` returns how many of them a principal has.
 
         Raises:
-            Problem: 429 `quota`.
+            Problem: 429 `quota` if the principal has as many as it may.
         """
         if self.most is not None and (has := held(self.principal)) >= self.most:
             raise over_limit(what, has + 1, self.most)
@@ -58,9 +61,9 @@ def not_leader(name: str, *, outcome: Outcome) -> Problem:
 
 
 def truncated(name: str, outcome: Outcome) -> Problem:
-    """Return the problem of an append whose entry was truncated, as another leader's took its place.
+    """Return the problem of an append whose entry was truncated in favour of another leader's entry.
 
-    With the outcome `not_applied` that is `not_leader`, which clients retry, else `outcome_unknown`.
+    If the outcome is `not_applied` the problem is `not_leader`, which clients retry, else `outcome_unknown`.
     """
     if outcome == "not_applied":
         return not_leader(name, outcome=outcome)
@@ -68,7 +71,7 @@ def truncated(name: str, outcome: Outcome) -> Problem:
 
 
 def with_keepers(problem: Problem, name: str, kept: KeptLog | None) -> Problem:
-    """Return a refusal because of a full disk with the channels that keep this log; others as they are."""
+    """Add the channels that keep this log to a `disk_full` problem; return other problems unchanged."""
     if kept is None or problem.code != "disk_full":
         return problem
     return Problem(
@@ -77,16 +80,16 @@ def with_keepers(problem: Problem, name: str, kept: KeptLog | None) -> Problem:
         field=problem.field,
         value=problem.value,
         limit=problem.limit,
-        hint="Let the consumers of the channels go on, who are served down to half of the low-water mark; or "
-        "free space on the node's disk. What a channel keeps also ends when it is moved (`laminar channel "
-        "seek`), its dead records are dropped, or it is deleted.",
+        hint="Let the consumers of the channels continue: they are served until the free space is below half "
+        "of the low-water mark. Or free space on the node's disk. A channel also keeps less when you move it "
+        "(`laminar channel seek`), drop its dead records, or delete it.",
         retry_after_ms=problem.retry_after_ms,
         outcome=problem.outcome,
     )
 
 
 def too_few_replicas(name: str, in_sync: Sequence[str], *, replicas: int, wanted: int) -> Problem:
-    """Return the `too_few_replicas` problem (503).
+    """Return the `too_few_replicas` problem (503) for a partition with too few voters in sync.
 
     `in_sync` are the nodes of the voters in sync, `replicas` is the number of all voters, `wanted` the
     topic's `min_replicas`.
@@ -128,7 +131,7 @@ def entry_too_large(name: str, size_bytes: int, limit_bytes: int) -> Problem:
 
 
 def not_delayed(name: str, field: str, why: str, *, value: object = None) -> Problem:
-    """Return the `invalid` problem (422) of an append whose records cannot be delayed."""
+    """Return the `invalid` problem (422) of an append whose records cannot be delayed; `why` says why."""
     return Problem("invalid", f"{name}: {why}", field=field, value=value, outcome="not_applied")
 
 
@@ -146,7 +149,10 @@ def too_much_delayed(name: str, field: str, value: int, limit: int) -> Problem:
 
 
 def sealed(name: str, version: int) -> Problem:
-    """Return the `sealed` problem (409) of a partition whose seal is committed; `limit` is its `version`."""
+    """Return the `sealed` problem (409) of a partition whose seal is final.
+
+    Its `limit` is `version`, the version of the topic's route that names the partitions that follow.
+    """
     return Problem(
         "sealed",
         f"{name} takes no more records: route {version} names the partitions that follow it",
@@ -164,16 +170,16 @@ def not_open(name: str) -> Problem:
 
 
 def in_doubt(name: str) -> Problem:
-    """Return the `changing` problem (503, retriable) of a partition that may lack its end."""
+    """Return the `changing` problem (503, retriable) of a partition whose log may have lost its seal."""
     return Problem(
         "changing",
-        f"{name} asks the catalog whether it has ended, as entries of it may be lost",
+        f"{name} may have lost entries of its log; the catalog is asked whether it has been sealed",
         outcome="not_applied",
     )
 
 
 def held(name: str) -> Problem:
-    """Return the `changing` problem (503, retriable) of what would begin a transaction or an upload now."""
+    """Return the `changing` problem (503, retriable) of a new transaction or upload before a seal."""
     return Problem(
         "changing",
         f"{name} begins no transaction and no large record now: its route is about to change",
@@ -184,7 +190,7 @@ def held(name: str) -> Problem:
 def seal_uncommitted(name: str) -> Problem:
     """Return the `changing` problem (503, retriable) of a partition whose seal is not committed yet."""
     return Problem(
-        "changing", f"{name} is being sealed, and that is not committed yet", outcome="not_applied"
+        "changing", f"{name} is being sealed; its seal is not committed yet", outcome="not_applied"
     )
 
 
@@ -224,7 +230,8 @@ def refused_batch(refused: Refused, header: Header) -> Problem:
 def table_full(name: str, *, field: str, limit: int, wait_ms: int) -> Problem:
     """Return the `quota` problem (429): every known key or producer is too recent to be evicted.
 
-    `limit` is their number. The client may retry after `wait_ms`, or after a minute if that is longer.
+    `field` says which table is full and `limit` how many the table holds. The problem asks the client to
+    retry after `wait_ms`, but at the latest after a minute.
     """
     return Problem(
         "quota",
@@ -238,7 +245,7 @@ def table_full(name: str, *, field: str, limit: int, wait_ms: int) -> Problem:
 
 
 def key_reused(entry: KeyEntry) -> Problem:
-    """Return the problem (422) of an idempotency key that was used before, for another request."""
+    """Return the `idempotency_key_reused` problem (422) of a key that came with another request before."""
     return Problem(
         "idempotency_key_reused",
         f"this key came with another request, whose records have the offsets {entry.offset} to "
@@ -249,13 +256,13 @@ def key_reused(entry: KeyEntry) -> Problem:
 
 
 def key_expired(name: str, made_ms: int, known_from_ms: int) -> Problem:
-    """Return the problem (409) of a key made before `known_from_ms`, since which all used keys are known.
+    """Return the `key_expired` problem (409) of an idempotency key that may have been used and forgotten.
 
-    It may have been used before that, and forgotten.
+    The client created the key at `made_ms`; only keys used since `known_from_ms` are surely remembered.
     """
     return Problem(
         "key_expired",
-        f"{name} remembers the keys since {known_from_ms}; this is older",
+        f"{name} remembers the idempotency keys since {known_from_ms} ms; this key is older",
         field="laminar-key-time",
         value=made_ms,
         limit=known_from_ms,

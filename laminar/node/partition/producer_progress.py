@@ -1,9 +1,9 @@
 """The progress of a producer in one partition, for a producer that resumes. Leader only.
 
-`fence` begins an epoch with an entry of its own. Once that is committed, batches of older epochs lie before
-it in the log or nowhere, and no more of them are taken; so the progress that it returns is final. `read`
-returns the durable progress, as a majority confirms it. That may be outdated at once: a request of a process
-that was killed may still wait in a socket.
+`fence` begins a new epoch with a fence entry. Once the entry is committed, every batch of an older epoch is
+before it in the log or is not in the log, and no more such batches are accepted. So the progress that `fence`
+returns is final. `read` returns the durable progress, as a majority confirms it. It may change right after:
+a request of a process that was killed may still wait in a socket.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from laminar.node.partition.partition import Partition
 from laminar.node.partition.receipts import Receipt
 from laminar.node.partition.state.producers import Progress, Refused
 
-# Seconds that a `read` waits at least for replicas that `min_replicas` demands and that lag slightly.
+# Seconds that a `read` waits at least for replicas that lag slightly, if `min_replicas` demands their copies.
 COPIES_WAIT_S = 1.0
 
 
 async def fence(partition: Partition, producer_id: bytes, epoch: int) -> Progress | None:
-    """Begin `epoch` and fence the older ones; return the producer's progress when that is committed.
+    """Begin `epoch`, fence the older ones, and return the producer's progress once that is committed.
 
-    The `sequence` in it is of this epoch, -1 if that has no batch yet; the user's numbers are of all epochs.
-    None if the table has forgotten the producer since. If this epoch has begun already, nothing is appended.
-    Nor is it in a sealed partition: no batch of any epoch is taken there, so its progress is final with the
-    seal; None if it has none.
+    `sequence` of the returned progress is the last one of this epoch, -1 if the epoch has no batch yet;
+    `checkpoint` and `floor` are those of all epochs. None is returned if the table does not know the producer
+    (any more). Nothing is appended if this epoch has begun already, or if the partition is sealed: then no
+    batch is accepted anyway, so the progress is final.
 
     Raises:
         Problem: 409 `fenced` if a newer epoch has begun; 429 `quota` if the producer is new and the table is
@@ -88,14 +88,15 @@ async def _copied(partition: Partition, *, wait_s: float) -> None:
 async def read(
     partition: Partition, producer_id: bytes, *, epoch: int, sequence: int | None, wait_s: float
 ) -> Progress | None:
-    """Return the durable progress of a producer, or None if no entry of it is known.
+    """Return the durable progress of a producer, or None if the table does not know it.
 
-    With `sequence`, wait at most `wait_s` for the commit of that batch of `epoch`, if it is appended here.
-    All of it takes `wait_s` and `COPIES_WAIT_S` at most, beside the confirmation.
+    First a majority confirms that this replica leads. Then, with `sequence`, wait at most `wait_s` for the
+    commit of that batch of `epoch`, if it is appended here. Then wait until all committed entries are on
+    `min_replicas` replicas: for the rest of `wait_s`, but for `COPIES_WAIT_S` at least.
 
     Raises:
-        Problem: when that batch is truncated, no majority confirms that this replica leads, or committed
-            entries have too few copies.
+        Problem: if that batch is truncated, no majority confirms that this replica leads, or committed
+            entries are on too few replicas.
     """
     loop = asyncio.get_running_loop()
     deadline_s = loop.time() + wait_s

@@ -3,7 +3,7 @@
 This module decides what readers see and what is skipped (entries that hold no records); it knows no requests.
 If an entry cannot be read, the entries before it are returned; a read that begins at it raises.
 A commit wakes at most `WOKEN_AT_ONCE` waiting readers in one turn of the loop, first come, first served,
-because each reads and encodes what is new.
+because each of them then reads and encodes the new records.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ WOKEN_AT_ONCE = 64
 
 
 class Bounds(NamedTuple):
-    """What readers of one replica may see, taken at one moment: offsets, and the last committed entry."""
+    """The range that readers of one replica may see at one moment: its offsets, and the commit index."""
 
     start: int
     end: int
@@ -52,7 +52,7 @@ class Bounds(NamedTuple):
 
 
 def expired(context: PartitionContext, offset: int) -> Problem:
-    """Return the 410 problem of an offset before the start of the log."""
+    """Return the `offset_expired` problem (410) of a read at an offset before the start of the log."""
     return Problem(
         "offset_expired",
         f"the earliest offset is {context.start_offset}",
@@ -70,17 +70,16 @@ async def frames(
     before: int | None = None,
     most_frames: int | None = None,
 ) -> list[Buffer]:
-    """Return committed data batches from the one that holds `offset` on, at least one if there is one.
+    """Return committed data batches, beginning with the one that contains `offset`.
 
-    What was published from stages is copied, as its header is new; `split_frames` copies nothing.
-
-    Nothing after the entry that holds the offset `before` is read, for requests with a limit of records.
-    With `most_frames` no more batches than these are returned, and other tasks have their turn after each
-    such number of entries.
+    At least one batch is returned if there is one, more until they reach `max_bytes` or `most_frames`
+    batches. Reading stops after the entry that contains offset `before`, for requests with a limit of
+    records. With `most_frames` other tasks of the loop run after each that number of entries. Records
+    published from stages are copied, because they get a new header; `split_frames` does not copy them.
 
     Raises:
-        Problem: 410 `offset_expired`, also when the start moves past `offset` while its batch is read.
-        DamagedRange: when the first batch is damaged.
+        Problem: 410 `offset_expired`, also if the start moves past `offset` while its batch is read.
+        DamagedRange: if the first batch is damaged.
     """
     found = await split_frames(context, offset, max_bytes=max_bytes, before=before, most_frames=most_frames)
     return list(map(whole, found))
@@ -94,7 +93,10 @@ async def split_frames(
     before: int | None = None,
     most_frames: int | None = None,
 ) -> list[Buffer | SplitFrame]:
-    """Return what `frames` does, what was published from stages as new headers and views of the bodies."""
+    """Return the same batches as `frames`, without copies of records that were published from stages.
+
+    Such a batch is returned as a `SplitFrame`: its new header and a view of the staged body.
+    """
     if offset < context.log.start.offset:
         raise expired(context, offset)
     last = context.state.committed_index
@@ -128,7 +130,7 @@ async def split_frames(
             raise expired(context, offset) from None
         except DamagedRange:
             if found:
-                break  # the read that begins there raises
+                break  # A read that begins at the damage raises.
             raise
         for frame in read:
             kind = kind_of(frame)
@@ -165,10 +167,14 @@ async def split_frames(
 async def tagged_frames(
     context: PartitionContext, offset: int, *, tag: str, max_bytes: int
 ) -> tuple[list[Buffer | SplitFrame], int]:
-    """Return batches that may hold records with a tag, as `split_frames` does, and an offset to continue at.
+    """Return committed batches that may contain records with a tag, and the offset to continue at.
 
-    Other batches are not read at all. The offset is that after the last entry examined, which may lie far
-    after the last batch; after damage it may lie before the end of the batches.
+    Batches that surely lack the tag are not read. The offset is that after the last entry examined, which
+    may be far after the last returned batch; with damage it may be before the end of the returned batches.
+
+    Raises:
+        Problem: 410 `offset_expired`, as `frames`.
+        DamagedRange: if the first batch is damaged.
     """
     if offset < context.start_offset:
         raise expired(context, offset)
@@ -188,7 +194,7 @@ async def tagged_frames(
                 except DamagedRange as damage:
                     if damage.next_offset > damage.first_offset:
                         raise
-                    index = damage.last_index + 1  # it holds nothing that a reader could miss
+                    index = damage.last_index + 1  # The damaged entries contain no records.
                     continue
                 for frame in read:
                     kind = kind_of(frame)
@@ -213,7 +219,7 @@ async def tagged_frames(
             raise expired(context, offset) from None
     except DamagedRange:
         if not found:
-            raise  # else the read that begins there raises
+            raise  # Otherwise the next read, which begins at the damage, raises.
     return found, offset
 
 
@@ -225,14 +231,14 @@ async def _published(
     max_bytes: int,
     most_frames: int = sys.maxsize,
 ) -> tuple[list[Buffer | SplitFrame], bool]:
-    """Return the batches that a `publish` entry gives offsets, from `offset` on, and whether these are all.
+    """Return the batches that a `publish` entry gives offsets, from `offset` on, and whether that is all.
 
-    At least one is returned if there is one, and no more than `most_frames` and `max_bytes`. A record larger
-    than a batch is returned as its stub; delayed records are one batch.
+    At least one batch is returned if there is one, more until they reach `most_frames` or `max_bytes`. A
+    large record is returned as its stub; delayed records are one batch.
 
     Raises:
-        EntriesTrimmed: when a staged entry was trimmed.
-        DamagedRange: with the offsets of the first, when that is damaged.
+        EntriesTrimmed: if a staged entry was trimmed.
+        DamagedRange: if the first batch is damaged; the error has its offsets.
     """
     header = Header.unpack(publish)
     log = context.log
@@ -269,7 +275,7 @@ async def _published(
 
 
 class ReadView:
-    """The readers' view of one replica."""
+    """The reads of one replica's committed records, their counters, and the readers that wait."""
 
     def __init__(self, context: PartitionContext) -> None:
         self.fetched_bytes = 0
@@ -283,16 +289,24 @@ class ReadView:
         self._draining = False
 
     def bounds(self) -> Bounds:
-        """Return both ends of what readers may see now."""
+        """Return the offsets and the commit index that readers may see now."""
         log, index = self._context.log, self._context.state.committed_index
         return Bounds(log.start.offset, log.offset_after(index), index)
 
     async def confirmed_end(self) -> int:
-        """Return the end as a majority confirmed it after this call (linearizable). Leader only."""
+        """Return the end offset, confirmed by a majority after this call (linearizable). Leader only.
+
+        Raises:
+            Problem: 503 `not_leader` if no majority confirms that this replica leads.
+        """
         return (await self.confirmed_bounds()).end
 
     async def confirmed_bounds(self) -> Bounds:
-        """Return the bounds as a majority confirmed them after this call (linearizable). Leader only."""
+        """Return the bounds, confirmed by a majority after this call (linearizable). Leader only.
+
+        Raises:
+            Problem: 503 `not_leader` if no majority confirms that this replica leads.
+        """
         context = self._context
         try:
             index = await context.driver.confirm(context.replica)
@@ -303,9 +317,9 @@ class ReadView:
         return self.bounds()
 
     async def at_time(self, bounds: Bounds, time_ms: int) -> tuple[int, int | None]:
-        """Return the offset and time of the first committed batch appended at or after a time.
+        """Return the offset and append time of the first committed batch appended at `time_ms` or later.
 
-        Returns the end and None if there is no such batch.
+        Return the end offset and None if there is no such batch.
         """
         log = self._context.log
         index = await log.find_time(time_ms)
@@ -324,13 +338,13 @@ class ReadView:
         return bounds.end, None
 
     async def frames(self, offset: int, *, max_bytes: int, before: int | None = None) -> list[Buffer]:
-        """Return committed batches from `offset` on; see `frames`."""
+        """Return committed batches from the one with `offset` on, and count them; see `frames`."""
         return list(map(whole, await self.split_frames(offset, max_bytes=max_bytes, before=before)))
 
     async def split_frames(
         self, offset: int, *, max_bytes: int, before: int | None = None
     ) -> list[Buffer | SplitFrame]:
-        """Return committed batches from `offset` on; see `split_frames`."""
+        """Return committed batches from the one with `offset` on, and count them; see `split_frames`."""
         found = await split_frames(self._context, offset, max_bytes=max_bytes, before=before)
         self._count(found)
         return found
@@ -338,13 +352,13 @@ class ReadView:
     async def tagged_frames(
         self, offset: int, *, tag: str, max_bytes: int
     ) -> tuple[list[Buffer | SplitFrame], int]:
-        """Return committed batches that may hold records with a tag; see `tagged_frames`."""
+        """Return batches that may contain records with a tag, and count them; see `tagged_frames`."""
         found, searched = await tagged_frames(self._context, offset, tag=tag, max_bytes=max_bytes)
         self._count(found)
         return found, searched
 
     def _count(self, found: list[Buffer | SplitFrame]) -> None:
-        """Count batches that were read, which follow each other."""
+        """Add the batches that one fetch returned to the counters; they are in the order of offsets."""
         self.fetches += 1
         if found:
             self.fetched_bytes += sum(map(len, found))
@@ -353,10 +367,10 @@ class ReadView:
             self.fetched_records += last_offset + last_count - first_offset
 
     async def wait_past(self, offset: int, wait_s: float) -> bool:
-        """Wait until a record at `offset` is committed here; return False after `wait_s`.
+        """Wait until a record at `offset` is committed here, and return True; return False after `wait_s`.
 
-        Return False also as soon as `stop_waiting` is called, or none will ever be there: the partition is
-        sealed for good, and ends before it.
+        Return False at once if `stop_waiting` is called, or if the partition has a final seal and so will
+        never have a record at `offset`.
         """
         deadline = self._loop.time() + wait_s
         while self._context.end_offset <= offset:
@@ -392,7 +406,7 @@ class ReadView:
             self._loop.call_soon(self._wake_some)
 
     def stop_waiting(self) -> None:
-        """End the waits of all readers, and let no more begin: this replica gets no further records."""
+        """Wake all waiting readers and end later waits at once: this replica gets no further records."""
         self._draining = True
         waiting, self.waiting = self.waiting, {}
         for reader in waiting:

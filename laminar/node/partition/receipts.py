@@ -12,10 +12,10 @@ from laminar.wire.delayed import id_of
 
 
 class Window(NamedTuple):
-    """What is acknowledged in a partition, all of it at one moment.
+    """The end of what is acknowledged in a partition, as of one moment.
 
-    Up to entry `last_index`, before the offset `end`, everything is committed and has the copies that its
-    topic asks for. `term` is this replica's; `voters` is over how many the partition is replicated.
+    Every entry up to `last_index`, and so every record before the offset `end`, is committed and on the
+    topic's `min_replicas` replicas. `term` is the term of this leader, `voters` the number of voters.
     """
 
     term: int
@@ -26,13 +26,12 @@ class Window(NamedTuple):
 
 @dataclass(slots=True)
 class Receipt:
-    """The place of the records of one append: their first offset and their count.
+    """The result of one append: the partition, the first offset and the count of its records.
 
-    `delayed` is the number of the first, if readers get them later (`delayed_records`): they have no offset.
-    Then `due_ms` are their times, in order.
-    `duplicate`: they were appended by an earlier request, of which this one was a repetition. `window` is
-    that of the moment in which the append was acknowledged; None before that, and for what waits for no
-    copies.
+    Delayed records have no offset yet: `delayed` is the number of the first one (`delayed_records`), and
+    `due_ms` are their delivery times, in order. `duplicate` is True if an earlier request appended the
+    records and this one was a repetition of it. `window` is what was acknowledged in the partition at the
+    moment of the acknowledgement; None before that, and for appends that do not wait for `min_replicas`.
     """
 
     partition: int
@@ -45,7 +44,7 @@ class Receipt:
 
     @property
     def delayed_ids(self) -> list[str]:
-        """The ids of the records, if they are delayed, in order."""
+        """The ids of the records in order, if they are delayed; else empty."""
         if self.delayed is None:
             return []
         return [str(id_of(self.delayed + row, due_ms)) for row, due_ms in enumerate(self.due_ms)]
@@ -59,7 +58,7 @@ Appends: TypeAlias = Sequence[tuple[asyncio.Future[Receipt], int]]
 class Waiter:
     """An append that waits for the commit of its entry; with `copied` also for its topic's `min_replicas`.
 
-    `term` is the term that the entry was proposed in, `since_s` the loop's time at that moment.
+    `term` is the term in which the entry was proposed, `since_s` the loop's time at which the wait began.
     """
 
     future: asyncio.Future[Receipt]

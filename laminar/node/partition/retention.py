@@ -1,22 +1,23 @@
-"""Retention: which records are expired, and when the log's start moves past them. The leader's part.
+"""Retention: which records are expired, and when the log's start moves past them. Runs on the leader.
 
 `expired_ends` finds the expired segments of one log. A sealed segment expires by age, if the append time of
 its last batch is too long ago by this leader's clock, or by size, if all sealed segments together are too
-large. The active segment never expires, but by age in a partition that is sealed itself, to which nothing is
-added any more. Times that producers set do not count. `Retention` applies this
-periodically to the partitions led here, and proposes the `log_start` entry by which all replicas trim the
-same records (`laminar.node.consensus.log_start`).
+large. The active segment never expires, except by age in a sealed partition, to which nothing is added any
+more. Times that producers set do not count. `Retention` checks the partitions led here periodically, and
+proposes the `log_start` entry by which all replicas trim the same records
+(`laminar.node.consensus.log_start`).
 
 The clock may be wrong. Append times never go back in a log, so if the clock is set back, nothing expires
-until it has caught up. If it is set forward, records may expire early, by as much.
+until it has caught up. If the clock is set forward, records may expire early by the same time.
 
-A start does not move past entries that a replica of the group still lacks, as the leader could not send them
-any more. This hold ends after `hold_ms`, and at once while the disk is nearly full. A replica whose entries
-are trimmed gets a new log (`laminar.node.catch_up`); for one in catch-up the only entries held are those
-that it has yet to read from here.
+The start does not move past entries that a replica of the group still lacks, because the leader could not
+send them any more. It waits `hold_ms` for such a replica, and not at all while the disk is nearly full. A
+replica whose next entries are trimmed gets a new log (`laminar.node.catch_up`). For a replica in catch-up
+only the entries that it has yet to read from this leader are kept.
 
-Nor does it move past records that a channel is not done with: not even then. What was never given out is
-waited for (`Retention._is_awaited`). What is out or aside is copied to the log's end first
+Nor does the start move past records that a channel is not done with, not even on a full disk. The start waits
+for records that were never given out (`Retention._is_awaited`). Records that are out (given out, not yet
+acknowledged) or aside (to be given out again, or dead) are copied to the log's end first
 (`laminar.node.channels.carrier`), as are delayed records in expired segments (`laminar.node.delay.carrier`).
 """
 
@@ -45,7 +46,7 @@ _log = logging.getLogger("laminar.retention")
 _AT_ONCE = 50
 
 STEP_BYTES: Final = 64 << 20
-"""About how many bytes are copied before the log's start is moved: the disk may be full."""
+"""About how many bytes are copied at once on a nearly full disk, before the log's start is moved."""
 
 # A sealed segment: its last index, the append time (ms) of its last batch, its size in bytes.
 Sealed = tuple[int, int, int]
@@ -60,15 +61,16 @@ class Rules:
 
     @classmethod
     def of(cls, settings: Mapping[str, object]) -> Rules:
-        """Return the rules in a topic's settings; other values than integers were refused when set."""
+        """Return the rules in a topic's settings; a missing setting means no limit."""
         age, size = settings.get("retention_ms"), settings.get("retention_bytes")
         return cls(age if isinstance(age, int) else None, size if isinstance(size, int) else None)
 
 
 def expired_ends(sealed: Iterable[Sealed], rules: Rules, *, now_ms: int) -> list[int]:
-    """Return the last indexes of the expired segments, oldest first; `sealed` is oldest first, too.
+    """Return the index of the last entry of each expired segment, oldest first.
 
-    They are a prefix of the segments: none after the first that the rules keep.
+    `sealed` is oldest first, too. The search stops at the first segment that the rules keep, so the expired
+    segments are the oldest ones of the log.
     """
     if rules.retention_ms is None and rules.retention_bytes is None:
         return []
@@ -86,7 +88,7 @@ def expired_ends(sealed: Iterable[Sealed], rules: Rules, *, now_ms: int) -> list
 
 
 class Retention:
-    """The retention of the partitions of one shard. `moved` counts the starts that it moved."""
+    """The retention of the partitions of one shard. `moved` counts how often it moved a log's start."""
 
     def __init__(
         self,
@@ -99,12 +101,14 @@ class Retention:
         keep_delayed: Callable[[Partition, int], None] = lambda partition, before: None,
         carry: Callable[[Partition, Sequence[int]], None] = lambda partition, ends: None,
     ) -> None:
-        """Make the retention of one shard.
+        """Create the retention of one shard.
 
-        `rules_of(topic)` returns a topic's present rules. `reading_from(group, replica id)` returns the index
-        that a replica in catch-up requested last, or None. `keep_delayed(partition, index)` has delayed
-        records in entries up to an index copied, so that the log may begin after it. `carry(partition, ends)`
-        does so with what channels have open before the end of a segment, where that frees room.
+        `rules_of(topic)` returns a topic's present rules. `space_is_low()` says whether the disk is nearly
+        full. `hold_ms` is how long entries are kept for a follower that lags. `reading_from(group, replica
+        id)` returns the index that a replica in catch-up requested last, or None. `keep_delayed(partition,
+        index)` starts to copy the pending delayed records of entries up to `index` to the log's end, so that
+        the log may begin after `index`. `carry(partition, ends)` starts to copy the records that channels
+        have out or aside before one of the segment ends `ends`, if that frees more than it takes.
         """
         self._keep_delayed = keep_delayed
         self._carry = carry
@@ -127,7 +131,7 @@ class Retention:
     def floor(self, replica: Replica) -> int:
         """Return the lowest match index of the followers that are not in catch-up. Leader only.
 
-        Without such followers it is the log's last index.
+        Return the log's last index if there are no such followers.
         """
         progress = replica.core.progress
         followers = [
@@ -140,7 +144,7 @@ class Retention:
     def _read_up_to(self, replica: Replica) -> int:
         """Return the index up to which every replica in catch-up has read; later entries are kept for them.
 
-        Without such replicas it is the log's last index. Leader only.
+        Return the log's last index if no replica is in catch-up. Leader only.
         """
         reading = (self._reading_from(replica.group, member) for member in replica.configuration.members())
         return min((index - 1 for index in reading if index is not None), default=replica.log.last_index)
@@ -148,8 +152,9 @@ class Retention:
     def trimmable_index(self, partition: Partition, index: int) -> int:
         """Return the highest index, at most `index`, up to which the log may be trimmed now. Leader only.
 
-        Entries after it are held for replicas that lack them. The first call that finds a lagging follower
-        begins its hold, which ends after `hold_ms`. While the disk is nearly full nothing is held.
+        Entries after the returned index are kept for replicas that lack them. The first call that finds a
+        lagging follower starts the `hold_ms` for which entries are kept for it. While the disk is nearly full
+        nothing is kept for replicas.
         """
         replica = partition.replica
         low = self._space_is_low()
@@ -167,7 +172,7 @@ class Retention:
         return match_index
 
     def check(self, partition: Partition) -> None:
-        """Move a partition's start if a committed entry says so; as leader, propose the next one if due."""
+        """Move a partition's start if a committed entry says so; as leader, propose the next start if due."""
         if partition.state.start_is_moving:
             partition.start_mover.carry_out()
         if not partition.leads:
@@ -190,9 +195,9 @@ class Retention:
         highest = self.trimmable_index(partition, ends[-1])
         ends = [end for end in ends if end <= highest]
         free = self._ends_before_open(partition, ends)
-        # Copies make no way where a transaction keeps the log, or damage.
+        # Copies do not help where a transaction or damage keeps the log.
         kept_by_open = [end for end in ends if partition.start_mover.may_begin_after(end)]
-        # What channels have open comes first, as its copies are made where there is room for both.
+        # Channels come first: delayed records are copied only before ends that no open record keeps.
         self._make_way(partition, [end for end in free if partition.start_mover.may_begin_after(end)])
         if len(free) < len(ends):
             self._carry(partition, kept_by_open)
@@ -202,10 +207,14 @@ class Retention:
             try:
                 partition.start_mover.propose(index).add_done_callback(self._done)
             except Problem as problem:
-                _log.warning("the start of %s stays for now: %s", partition.replica.name, problem)
+                _log.warning(
+                    "retention did not move the start of %s; the next check tries again: %s",
+                    partition.replica.name,
+                    problem,
+                )
 
     def _make_way(self, partition: Partition, ends: Sequence[int]) -> None:
-        """Have delayed records copied that alone keep expired segments, if that frees more than it takes."""
+        """Start to copy delayed records that alone keep expired segments, if the copies are small enough."""
         delayed = partition.state.delayed
         if not len(delayed) or not ends or delayed.possible_start(ends[-1]) == ends[-1]:
             return
@@ -227,10 +236,10 @@ class Retention:
             self._keep_delayed(partition, chosen)
 
     def _expired_ends(self, partition: Partition) -> list[int]:
-        """Return the last indexes of the expired segments; that of the seal stands for the active segment.
+        """Return the index of the last entry of each expired segment, oldest first.
 
-        The active segment of a sealed partition never becomes too large, and its last record is at least as
-        old as the seal.
+        If the partition is sealed, its active segment may expire by age, too. Its last index is that of the
+        seal then, and its age is that of the seal, as no record is younger.
         """
         log, rules, now_ms = partition.log, self._rules_of(partition.topic), self._clock.wall_ms()
         segments = list(log.sealed())
@@ -247,13 +256,14 @@ class Retention:
         return ends
 
     def _is_awaited(self, partition: Partition, end: int) -> bool:
-        """Return whether a channel has yet to give out what is before entry `end`, itself included."""
+        """Return whether a channel has yet to give out a record of the entries up to `end`."""
         return any(self._awaited_by(partition, end))
 
     def _awaited_by(self, partition: Partition, end: int) -> Iterator[Channel]:
-        """Yield the channels that have yet to give out what is before entry `end`, itself included.
+        """Yield the channels that have yet to give out a record of the entries up to `end`.
 
-        Each has its `hold_ms` more for that than the rules give it.
+        A channel is no longer waited for when the entry is older than the topic's `retention_ms` plus the
+        channel's `hold_ms`.
         """
         channels = partition.state.channels
         if not channels or partition.log.term(end) is None:
@@ -271,8 +281,8 @@ class Retention:
     def _note_keepers(self, partition: Partition, expired: Sequence[int]) -> None:
         """Note which channels keep the first expired segment, and with it the log's start.
 
-        What is open is copied, if it can be: a channel is named for it only if the check before found it,
-        too.
+        Records that are out or aside are usually copied before the next check. So a channel is named because
+        of such a record only if the previous check found the record there, too.
         """
         group, channels = partition.replica.group, partition.state.channels
         before = self._open_keepers.pop(group, frozenset())
@@ -308,9 +318,10 @@ class Retention:
             partition.context.note_kept(KeptLog(tuple(keepers), row.next_offset, size))
 
     def _ends_before_open(self, partition: Partition, ends: Sequence[int]) -> list[int]:
-        """Return those of `ends` before which nothing is out or aside, but for what has a copy after them.
+        """Return those of `ends` up to which no record is out or aside without a copy in a later entry.
 
-        What is open waits for its consumer however long that takes, and the dead for a person.
+        Records that are out or aside are kept without a limit of time: they wait for a consumer, or, if they
+        are dead, for an operator.
         """
         log, channels = partition.log, partition.state.channels
         if not channels.open:
@@ -333,14 +344,15 @@ class Retention:
             self.moved += 1
         elif isinstance(error, Problem):
             # Another replica leads, or the log failed: the next leader checks for itself.
-            _log.debug("a log's start was not moved: %s", error)
+            _log.debug("retention did not move a log's start: %s", error)
         else:
             raise error
 
     def check_all(self, partitions: Iterable[Partition]) -> Work | None:
-        """Check all partitions, in portions, so that the loop turns in between.
+        """Check all partitions in portions, between which other tasks of the loop run.
 
-        The first portion is checked here; the check of the rest is returned as work, None if there is none.
+        The first portion is checked by this call. The check of the others is returned as work to be awaited;
+        None if there is no more.
         """
         rest = list(partitions)
         if self._open_keepers:
@@ -361,6 +373,6 @@ class Retention:
             try:
                 self.check(partition)
             except Problem as error:
-                _log.debug("a log's start was not moved: %s", error)  # the next check tries again
+                _log.debug("retention did not move a log's start; the next check tries again: %s", error)
             except Exception as error:  # noqa: BLE001  # stops this partition's replica
                 partition.stop(error)

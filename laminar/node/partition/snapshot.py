@@ -1,9 +1,9 @@
 """Snapshots of a partition's derived state, stored beside its log, so that a start replays only what follows.
 
-A snapshot is a document in the log's folder, replaced from time to time and when the process ends in good
-order. It holds the state as of an entry that is committed and durable here, so nothing in it can be rolled
-back. It only saves time: one that is missing, damaged, of another version, or not of this log's entries is
-ignored, and the log is replayed from its start.
+A snapshot is a document in the log's folder, replaced from time to time and at an orderly shutdown. It holds
+the state as of an entry that is committed and durable here, so nothing in it can be rolled back. A snapshot
+only saves time: if it is missing, damaged, of another version, or not of this log's entries, it is ignored
+and the log is replayed from its start.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ WORTH_BYTES = 64 << 10
 
 
 class StateSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """The derived state after entry `index`, which is of `term`.
+    """The derived state after entry `index` of term `term`.
 
-    `configurations` holds the last configuration up to there, as (index of its entry, configuration). `start`
-    is the last `log_start` entry up to there with its index, without the state in it: the log's start may
-    not have been moved to it yet.
+    `configurations` holds the last Raft configuration up to that entry, as (index of its entry,
+    configuration). `start` is the last `log_start` entry up to that entry, with its index and without the
+    state in it; it is stored because the log's start may not have been moved yet.
     """
 
     version: int
@@ -73,7 +73,9 @@ def read(log: Log) -> StateSnapshot | None:
             return None
         derived = _decoder.decode(payload)
     except (StorageError, msgspec.DecodeError) as error:
-        _log.warning("%s is replayed from its start: %s", log.name, error)
+        _log.warning(
+            "the snapshot of %s cannot be read; its log is replayed from the start: %s", log.name, error
+        )
         return None
     if not log.start.index <= derived.index <= log.last_index or log.term(derived.index) != derived.term:
         return None
@@ -81,11 +83,11 @@ def read(log: Log) -> StateSnapshot | None:
 
 
 def snapshot_of(log: Log, tables: PartitionState) -> StateSnapshot | None:
-    """Return a snapshot of the state at the commit index, or None if none can be made now.
+    """Return a snapshot of the state at the commit index, or None if that is not possible now.
 
-    None if that entry is not durable here yet, if damage kept entries out of the state, or if a batch here
-    was stamped with a higher commit index. The state can be rolled back to the commit index but no further,
-    so no older snapshot can be made.
+    It is not possible if that entry is not durable here yet, if damaged entries were left out of the state,
+    or if a batch here was stamped with a higher commit index. The state can be rolled back to the commit
+    index but no further, so a snapshot of an older state is not possible either.
     """
     index = tables.committed_index
     if tables.left_out:
@@ -118,10 +120,10 @@ class SnapshotWriter:
         return partition.state.underived_bytes >= max(REPLAYED_BYTES, REPLAYED_SIZES * size)
 
     async def write(self, partition: Partition) -> None:
-        """Replace the snapshot of a partition, if one can be made now.
+        """Replace the snapshot of a partition, if a new one is possible now (`snapshot_of`).
 
-        If the disk fails, the former snapshot stays, and the error is only logged. A failure to make one
-        stops the partition's replica.
+        If the disk fails, the previous snapshot is kept and the error is only logged. If encoding the state
+        fails, which is a bug, the partition's replica is stopped.
         """
         log = partition.log
         try:
@@ -137,4 +139,6 @@ class SnapshotWriter:
         try:
             await self._storage.write_log_document(log, NAME, payload)
         except StorageError as error:
-            _log.warning("%s: its derived state cannot be kept: %s", log.name, error)
+            _log.warning(
+                "the snapshot of %s cannot be written; the previous one is kept: %s", log.name, error
+            )

@@ -30,18 +30,17 @@ MOST_SKIPS = 1_000
 
 
 class StartMover:
-    """The moves of the start of one replica's log."""
+    """Moves the start of one replica's log: proposes new starts as leader, and carries them out."""
 
     def __init__(self, context: PartitionContext, appends: AppendPath) -> None:
         self._context = context
         self._appends = appends
 
     def carry_out(self) -> None:
-        """Move the log's start to where the last committed `log_start` entry says, if that is due.
+        """Move the log's start as the last committed `log_start` entry says, unless that is done already.
 
-        In a log that failed nothing is moved: the entry is read again when the log is opened again. The
-        journal is written in order, so the entry, which carries the derived state, is durable before the new
-        start is.
+        If the log has failed nothing is moved; the entry is found again when the log is opened again. The
+        journal is written in order, so the entry with the derived state is durable before the new start is.
         """
         log, state = self._context.log, self._context.state
         due = state.due_start
@@ -54,7 +53,7 @@ class StartMover:
             log.set_start(index=record.index, term=record.term, offset=record.offset, time_ms=record.time_ms)
 
     async def index_before(self, offset: int) -> int:
-        """Return the index of the last committed entry before every record at `offset` and later.
+        """Return the index of the last committed entry whose records are all before `offset`.
 
         If there is none, return the index of the entry before the log's first.
         """
@@ -65,11 +64,11 @@ class StartMover:
         return min(index - 1, context.committed_index)
 
     def possible_start(self, index: int) -> int:
-        """Return the highest index, at most `index`, of an entry that the log may begin after.
+        """Return the highest index, at most `index`, of an entry after which the log may begin.
 
-        It may not begin after an entry that is damaged here, as its end offset is unknown; nor between staged
-        records and their publish; nor past the stages of an open batch, or an entry with delayed records that
-        are pending. If there is no such entry, return the index of the entry before the log's first.
+        The log may not begin after an entry that is damaged here, because its end offset is unknown; nor
+        between staged records and the entry that publishes them; nor after staged records of an open batch or
+        delayed records that are pending. If no index is possible, return that before the log's first entry.
         """
         log, state = self._context.log, self._context.state
         lowest = log.start.index
@@ -81,7 +80,10 @@ class StartMover:
         return lowest
 
     def may_begin_after(self, index: int) -> bool:
-        """Return whether only what can be copied keeps the log from beginning after entry `index`."""
+        """Return whether the log may begin after entry `index` once channels' and delayed records are copied.
+
+        False if `index` is damaged, or staged records keep the log.
+        """
         return (
             self._context.log.term(index) is not None
             and self._context.state.stages.possible_start(index) == index
@@ -113,24 +115,25 @@ class StartMover:
         return future
 
     def delete(self, index: int) -> asyncio.Future[Receipt]:
-        """Propose the same on a person's command: what channels have open is lost to them, copied or not.
+        """Propose to trim entries up to `index` on an operator's command, without regard to channels.
 
-        These are two entries. If only the first is ever committed, the channels have lost copies before the
-        new start and the log begins where it did: less than was asked for, and nothing else. The command
-        was not answered then, and to repeat it does the rest.
+        Records that channels have out or aside before the new start are lost to them, copied or not. Two
+        entries are proposed: the first deletes the copies, the second moves the start. If only the first is
+        committed, the log begins where it did before and the command has failed; repeating it does the rest.
+        Leader only.
         """
         self._propose_deleted(self._context.log.index_entry(index).next_offset, [])
         return self.propose(index)
 
     async def skip_to(self, offset: int) -> None:
-        """Have the log go on at `offset`, if it ends before that: no record will have the offsets between.
+        """Skip offsets so that the next record gets `offset`, if the log ends before it. Leader only.
 
-        Only in a topic that is being imported: an importer's first record gets the offset that it had, and
-        what lies before it is trimmed next. Leader only. Return when that is committed.
+        This is for topics that are being imported: the first imported record gets the offset that it had in
+        the source, and the skipped offsets are trimmed next. Returns when the `skip` entries are committed.
 
         Raises:
-            Problem: 422 `invalid` for more offsets than are skipped at a time; 503 `not_enabled` while not
-                all nodes know such entries; else as an append.
+            Problem: 422 `invalid` if too many offsets would be skipped; 503 `not_enabled` until all nodes
+                run a version that knows `skip` entries; and the problems of an append.
         """
         context, future = self._context, None
         context.check_leads()
@@ -146,7 +149,7 @@ class StartMover:
             )
         if left > 0:
             context.check_knows(SKIPS_SINCE, "imports")
-        while left > 0:  # in one turn: the log ends where the last of them has left it
+        while left > 0:  # in one turn of the loop, so that no other append comes between these entries
             count = min(left, SKIPPED_AT_ONCE)
             frame = seal(bytearray(HEADER_SIZE), Kind.SKIP, count=count)
             future = self._appends.append_control(frame, count=count)
@@ -155,9 +158,10 @@ class StartMover:
             await future
 
     async def delete_copies(self, before: int) -> None:
-        """Have channels lose the copies of records before an offset, on a person's command. Leader only.
+        """Delete the copies that channels have of records before an offset, on an operator's command.
 
-        The records themselves are not in the log any more. Return when that is committed.
+        The original records have been trimmed already, so the channels lose these records. Returns when the
+        deletion is committed. Leader only.
         """
         context = self._context
         context.check_leads()
@@ -174,11 +178,11 @@ class StartMover:
         return True
 
     def _is_worth_a_segment(self, row: IndexEntry) -> bool:
-        """Return whether the active segment should be sealed, as a start after entry `row` trims much of it.
+        """Return whether to seal the active segment, because a start after entry `row` trims much of it.
 
-        If it has no entry after `row`, its files are deleted at once, otherwise by a later start. After
-        offsets that were skipped a segment begins in any case: in one with both, its first offset would lie
-        far before its first record.
+        If the segment has no entry after `row`, its files are deleted at once, otherwise by a later start.
+        After skipped offsets a new segment is opened in any case: a segment that contained both the skipped
+        offsets and records would have a first offset far before its first record.
         """
         log = self._context.log
         is_worth = row.kind == Kind.SKIP or row.position + row.size >= WORTH_A_SEGMENT

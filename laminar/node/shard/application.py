@@ -1,4 +1,4 @@
-"""What answers the HTTP requests of a shard: an interface, so that a shard knows no routes."""
+"""The interface of the application that answers a shard's HTTP requests, so that a shard knows no routes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class ShardApplication(Application, Protocol):
 
     @property
     def methods(self) -> Mapping[str, Method]:
-        """What other processes may call over the node transport, by name."""
+        """The methods that other processes may call over the node transport, by name."""
 
     @property
     def max_body_bytes(self) -> int:
@@ -23,10 +23,10 @@ class ShardApplication(Application, Protocol):
         raise NotImplementedError
 
     def answered(self, head: RequestHead, status: int, seconds: float) -> None:
-        """Note the status of an answer, and how long it took."""
+        """Record the status of an answer and how long it took, for logs and metrics."""
 
     async def start(self) -> None:
-        """Begin to serve what does not come over HTTP. Called when the shard's replicas are open."""
+        """Begin to serve requests that do not come over HTTP. Called when the shard's replicas are open."""
 
     def close(self) -> None:
-        """End at once what `start` began to serve."""
+        """Stop at once all services that `start` began."""

@@ -1,17 +1,19 @@
-"""A shard's part in channels: its leaders open what the catalog has, and close what it has no more.
+"""A shard's part in channels: it opens and closes channels in its partitions' logs as the catalog says.
 
-The catalog says which channels a topic has and how they are set; where a channel stands is in the log of each
-partition. So for each group that is led here, by the view of the catalog:
+The catalog says which channels a topic has and their settings; the progress of a channel is in the log of
+each partition. So for each group that is led here, by this node's view of the catalog:
 
-1. *Open.* A channel that the log lacks is opened, and one of an older version gets its new settings. A view
-   may be old: what it opens too late is closed again, and an older version changes nothing.
-2. *Close.* A channel that the view lacks is closed, once the catalog has confirmed that: a view from before
-   its creation lacks it too, and what the channel knows of each record would be lost.
+1. *Open.* A channel that is not in the log is opened, and one with settings of an older version gets the new
+   ones. The view may be outdated: a channel that was deleted meanwhile is closed again by the next view, and
+   settings of an older version change nothing.
+2. *Close.* A channel that is not in the view is closed, but only after the catalog has confirmed that the
+   channel is deleted: a view from before its creation lacks the channel, too, and closing it would lose its
+   state of each record.
 
-In a partition that took no records yet when the channel was created it begins with the first record: what
-comes there would have come to it in the partitions before.
+In a partition that took no records yet when the channel was created, the channel begins with the first
+record, because it would have got this record in the partitions before.
 
-What is not done is due again (`WorkLists`), and looked at every `CHECK_S`, with each view and each election.
+Work that fails stays due (`WorkLists`), and is tried again every `CHECK_S`, with each view and each election.
 """
 
 from __future__ import annotations
@@ -39,14 +41,14 @@ CHECK_S = 0.2
 
 
 class Differences(NamedTuple):
-    """What a partition's log lacks of the channels that its topic has, and which it has beyond them."""
+    """The channels to open in a partition's log (or to give new settings), and the ids of those to close."""
 
     to_open: Sequence[tuple[str, ChannelRecord]]
     to_close: Sequence[int]
 
 
 def differences(topic: TopicRecord, partition: Partition) -> Differences:
-    """Compare the channels of a topic, as the view has them, with those of a partition's log."""
+    """Return the differences between the channels of a topic in the view and those in a partition's log."""
     wanted, there = topic.channels or {}, partition.state.channels.by_id
     if not wanted and not there:
         return Differences((), ())
@@ -77,11 +79,11 @@ class ShardChannels:
         self.closed = 0
 
     def statistics(self) -> dict[str, int]:
-        """Return how many channels of partitions were opened or set, and closed, by this process."""
+        """Return how often this process opened a channel in a partition (or set it), and closed one."""
         return {"opened": self.opened, "closed": self.closed}
 
     def check(self) -> None:
-        """Begin what is due and not under way."""
+        """Start to open and close the channels that are due, where that is not under way."""
         closing = False
         for record, partition in self._work.due(self._due):
             topic = self._shard.view.topics().get(record.topic)
@@ -121,7 +123,12 @@ class ShardChannels:
         except msgspec.ValidationError as error:
             if (channel.id, channel.version) not in self._unknown:
                 self._unknown.add((channel.id, channel.version))
-                _log.error("channel %s of %s: this program does not know %s", name, record.topic, error)
+                _log.error(
+                    "channel %s of %s is not opened: this program does not know its settings: %s",
+                    name,
+                    record.topic,
+                    error,
+                )
             return
         delivery = self._deliveries.of(partition)
         try:
@@ -134,26 +141,33 @@ class ShardChannels:
             )
             self.opened += 1
         except (Problem, StorageError) as error:
-            _log.debug("%s/%d: channel %s: %s", record.topic, record.number, name, error)
+            _log.debug(
+                "%s/%d: channel %s was not opened, will retry: %s", record.topic, record.number, name, error
+            )
 
     async def _close_all(self) -> None:
-        """Close what the catalog, as it is now, has no more, in all partitions that are led here."""
+        """Close, in all partitions led here, the channels that the newest catalog does not have."""
         try:
             await self._shard.refresh_view()
             due = self._work.due(self._due)
             await asyncio.gather(*(self._close(partition) for _, partition in due if partition is not None))
         except (Problem, TransportError) as error:
-            _log.debug("deleted channels stay: %s", error)
+            _log.debug("deleted channels were not closed, will retry: %s", error)
         finally:
             self._closing = False
 
     async def _close(self, partition: Partition) -> None:
         topic = self._shard.view.topics().get(partition.topic)
         if topic is None:
-            return  # it is deleted
+            return  # The topic is deleted.
         try:
             for channel in differences(topic, partition).to_close:
                 await self._deliveries.of(partition).close(channel)
                 self.closed += 1
         except (Problem, StorageError) as error:
-            _log.debug("%s/%d: a deleted channel stays: %s", partition.topic, partition.number, error)
+            _log.debug(
+                "%s/%d: a deleted channel was not closed, will retry: %s",
+                partition.topic,
+                partition.number,
+                error,
+            )

@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class ShardContext(Protocol):
-    """One shard, as `reconcile`, `replica_moves`, `replica_startup` and `lost_manifest` see it."""
+    """The attributes and calls of a shard that its parts use, such as `reconcile` and `replica_moves`."""
 
     number: int
     clock: Clock
@@ -38,9 +38,9 @@ class ShardContext(Protocol):
     partitions: dict[tuple[str, int], Partition]
     """Replicas that take part, by topic and partition number."""
     traces: TraceRing
-    """The events of the trace that wait."""
+    """Events of traced records that are not appended to the trace topic yet."""
     by_group: dict[bytes, Partition]
-    """The same, by Raft group."""
+    """The replicas of `partitions`, by Raft group."""
     lost: list[ReplicaEntry]
     """Replicas of the manifest whose files are missing."""
     failed: dict[int, tuple[ReplicaEntry, str]]
@@ -59,48 +59,48 @@ class ShardContext(Protocol):
         """Number of shards of this node."""
 
     def owns(self, record: PartitionRecord) -> bool:
-        """Return whether this shard owns the partition, wherever its replicas are."""
+        """Return whether the partition belongs to this shard on this node, with or without a replica here."""
         raise NotImplementedError
 
     def request_reconcile(self) -> None:
-        """Have the shard compare its replicas with the view again, soon (see `reconcile`)."""
+        """Ask the shard to compare its replicas with the view again, soon (see `reconcile`)."""
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run `work` beside the rest; its failure ends the process."""
+        """Run `work` as a task; if it fails, the process ends."""
         raise NotImplementedError
 
     def off_loop(self, job: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
-        """Run `job` in the thread for large bodies."""
+        """Run `job(*arguments)` in the thread for large bodies, and return a future of its result."""
         raise NotImplementedError
 
     def refusal(self) -> Problem | None:
-        """Return why this shard takes no appends now; None if it does."""
+        """Return the problem for which this shard takes no appends now; None if it takes them."""
 
     def trace_refusal(self) -> Problem | None:
-        """Return why this shard takes no events of the trace now; None if it does."""
+        """Return the problem for which this shard takes no events of the trace now, or None."""
 
     def consumer_refusal(self) -> Problem | None:
-        """Return why this shard takes nothing from consumers now, neither receives nor cursors; or None."""
+        """Return the problem for which this shard takes no cursors and receives of consumers now, or None."""
 
     async def refresh_view(self) -> None:
-        """Wait until the view is as new as the catalog was at the call. Raises `Problem`."""
+        """Wait until the view is as new as the catalog was at the call. Raises `Problem` if that fails."""
 
     async def view_change(self, timeout_s: float) -> bool:
         """Wait for the controller's next view; return whether one came in time."""
         raise NotImplementedError
 
     async def ask_catalog(self, request: CatalogRequest) -> CatalogAnswer:
-        """Ask the catalog's leader. Raises `TransportError`."""
+        """Send a request to the catalog's leader and return its answer. Raises `TransportError`."""
         raise NotImplementedError
 
     async def drop_unfinished(self) -> None:
         """Delete the unfinished logs of catch-ups that were under way when this process last ended."""
 
     async def open(self, entry: ReplicaEntry) -> None:
-        """Start a replica of the manifest; keep it as `lost` if its log, or its term and vote, is missing."""
+        """Start a replica of the manifest; note it as `lost` if its log, or its term and vote, is missing."""
 
     def opened(self, partition: Partition) -> None:
-        """Note that a replica takes part now."""
+        """Note that a replica takes part now, and look for work that the catalog asks of it."""
 
     def remove_replica(self, entry: ReplicaEntry, error: StorageError) -> None:
-        """Stop driving, repairing and serving a replica; its waiters get `error`."""
+        """Stop running, repairing and serving a replica; requests that wait for it fail with `error`."""

@@ -1,12 +1,12 @@
-"""When a shard's HTTP ports begin to listen, and when they end.
+"""The HTTP ports of a shard: when they begin to listen, and how they are closed.
 
-Until then they refuse connections, and clients ask other nodes at once. That is best until this shard knows
-the catalog, has opened its replicas, and knows which nodes lead them: before, a request would wait here
-although another node can answer it. But an operator must be able to ask a node what it waits for, and some
-replicas may have no leader for long. So each wait is bounded.
+Before a port listens it refuses connections, so that clients ask other nodes at once. That is best until this
+shard knows the catalog, has opened its replicas, and knows which nodes lead them: before that, a request
+would wait here although another node can answer it. But an operator must be able to ask a node for what it
+waits, and some replicas may have no leader for long. So each wait is bounded.
 
-When the ports of a node listen, they do so until it ends. A shard that the supervisor has started again finds
-them listening and connections waiting, so it answers without delay.
+Once the ports of a node listen, they do so until the node ends. If the supervisor restarts a shard, the new
+process finds its ports listening and connections waiting, so it answers without delay.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from laminar.node.runtime.listeners import BACKLOG, begin_to_listen, listens
 log = logging.getLogger("laminar.http")
 
 LATEST_S = 5.0
-"""A shard whose replicas are open listens after this time, whatever it waits for.
+"""The time (seconds) after which a shard whose replicas are open listens, even if it is not ready.
 
 A node that has joined has a view after 3 s at the latest (`UNCONFIRMED_S` in
 `laminar/node/catalog/controller.py`), and `LEADERS_S` come on top.
 """
 LEADERS_S = 1.0
-"""The longest wait for leaders: an election takes less, and a group without a majority has none."""
+"""The longest wait (seconds) for leaders: an election takes less, and without a majority none comes."""
 _LEADERS_CHECK_S = 0.01
 
 
 class HttpPorts:
-    """The HTTP ports of one shard: its own and its part of the shared one."""
+    """The HTTP ports of one shard: its own port, and its socket on the port that all shards share."""
 
     def __init__(self, boot: Boot, server: HttpServer) -> None:
         self._boot = boot
@@ -55,7 +55,7 @@ class HttpPorts:
         return self._boot.http_own is not None and not listens(self._boot.http_own)
 
     async def open(self) -> None:
-        """Answer on the own port, and report that to the supervisor."""
+        """Listen and answer on the shard's own port, and report that to the supervisor."""
         own = self._boot.http_own
         if own is None or self._closed:
             return
@@ -70,8 +70,8 @@ class HttpPorts:
         if shared is None:
             return
         await self._boot.until_shared_port_listens()
-        # It does not if the supervisor has died. Its sockets must begin in shard order, and `create_server`
-        # listens too.
+        # If the supervisor has died, the port does not listen, and must not begin to here: the sockets of the
+        # shared port must begin in the order of shards, and `create_server` listens, too.
         if not self._closed and listens(shared):
             await self._serve(shared)
 
@@ -102,19 +102,22 @@ class HttpPorts:
         self._log.warning("tls", "HTTP connection refused: TLS: %s", reason_of(error))
 
     def close(self) -> None:
-        """Take no further connection."""
+        """Stop accepting connections, on both ports."""
         self._closed = True
         for server in self._servers:
             server.close()
-        # Else the kernel goes on accepting connections, which are not served: a client sends its request, and
-        # hears of a reset when this process ends. A client that is refused asks another node at once.
+        # Otherwise the kernel would go on accepting connections that are not served: a client would send its
+        # request, and get a reset when this process ends. A client that is refused asks another node at once.
         for sock in (self._boot.http_shared, self._boot.http_own):
             if sock is not None:
                 sock.close()
 
 
 async def leaders_known(partitions: Iterable[Partition], view: View) -> None:
-    """Wait up to `LEADERS_S` until these replicas know their leaders, except where none can be elsewhere."""
+    """Wait up to `LEADERS_S` until these replicas know their leaders.
+
+    Replicas whose group cannot have a leader on another node are not waited for.
+    """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + LEADERS_S
     unled = list(partitions)
@@ -125,7 +128,7 @@ async def leaders_known(partitions: Iterable[Partition], view: View) -> None:
 
 
 def _may_be_led_elsewhere(partition: Partition, view: View) -> bool:
-    """Return whether a replica knows no leader, and another voter's node is not known to be dead."""
+    """Return whether a replica knows no leader, although another voter's node may be alive."""
     replica = partition.replica
     if replica.leader_node is not None or replica.failure is not None:
         return False

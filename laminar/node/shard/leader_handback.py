@@ -1,22 +1,24 @@
-"""The leaderships that a shard hands over: to preferred leaders, and away from what is to be emptied.
+"""Hand-overs of leadership by a shard: to preferred leaders, and away from nodes and replicas that leave.
 
-For each group that is led here it decides whether another voter shall lead, which one, and when. The catalog
-names the preferred leader of a partition, the nodes that are draining and the replicas that are to leave; why
-it does is not known here. A hand-over itself is Raft's (`Core.transfer_leadership`): proposals are refused as
-not applied until the other voter leads, what was proposed before is in its log, and if it does not lead
-within an election timeout this replica leads on.
+For each group that is led here this module decides whether another voter is to lead, which one, and when. The
+catalog names the preferred leader of a partition, the nodes that are draining and the replicas that are to
+leave; the reasons for that are not known here. The hand-over itself is done by Raft
+(`Core.transfer_leadership`): proposals are refused as not applied until the other voter leads, entries
+proposed before are in its log, and if it does not lead within an election timeout this replica continues to
+lead.
 
 Rules:
 
-1. By preference a group is handed over when all is calm: the preferred voter's node was seen alive for
-   `calm_ms` without a break and without a restart, the members are those of the placement, no change of them
-   is under way, and no voter may be recovering. So a node that comes and goes gets nothing.
+1. A group is handed over to its preferred leader only when all is calm: the preferred voter's node was seen
+   alive for `calm_ms` without a break and without a restart, the members are those of the placement, no
+   change of them is under way, and no voter may be recovering. So a node that comes and goes gets nothing.
 2. From a draining node, and from a replica that is to leave, a group is handed over at once, to the preferred
    voter or any other.
-3. Only a voter that was heard lately, holds what is committed and is not recovering gets it, and none on a
-   draining node.
-4. `AT_ONCE` groups of a shard are handed over at a time; a group again only after a delay that doubles,
-   whether the last hand-over failed or the leadership came back. So none of them oscillates.
+3. Only a voter that was heard from lately, has all committed entries and is not recovering gets a group, and
+   none on a draining node.
+4. `AT_ONCE` groups of a shard are handed over at a time. The next hand-over of the same group waits for a
+   delay that doubles each time, whether the last one failed or the leadership came back, so that leadership
+   does not oscillate.
 
 Reference: docs/consensus.md#leaders.
 """
@@ -41,10 +43,10 @@ _log = logging.getLogger("laminar.leaders")
 CHECK_S = 1.0
 # Most hand-overs of a shard at one time.
 AT_ONCE = 2
-# How often it is looked at whether a hand-over has ended.
+# The pause between two checks whether a hand-over has ended.
 PAUSE_S = 0.05
-# The delay between the first hand-over of a group and the second; it doubles up to the longest, which is
-# another one where the group must leave this replica.
+# The delay between the first hand-over of a group and the second. It doubles up to the longest delay, or to
+# the longest urgent one if the group must leave this replica.
 FIRST_DELAY_MS = 5_000
 LONGEST_DELAY_MS = 120_000
 LONGEST_URGENT_DELAY_MS = 10_000
@@ -52,7 +54,7 @@ LONGEST_URGENT_DELAY_MS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class _Attempt:
-    """The last hand-over of a group: to whom, in which term, and when the next one may be."""
+    """The last hand-over of a group: the voter it went to, the term, and when the next one is allowed."""
 
     target: int
     term: int
@@ -63,7 +65,7 @@ class _Attempt:
 class LeaderHandback:
     """The hand-overs of one shard. The shard calls `observe` with each view, and `check` periodically.
 
-    `calm_ms`: for how long a preferred leader's node must have been alive, without a break.
+    `calm_ms` is how long a preferred leader's node must have been alive without a break.
     """
 
     def __init__(self, shard: ShardContext, work: WorkLists, *, calm_ms: int) -> None:
@@ -71,7 +73,7 @@ class LeaderHandback:
         self._work = work
         self._elsewhere = work.add("leaders", self._is_for_another)
         self._calm_ms = calm_ms
-        # By node: the start of it that is seen alive, and since when.
+        # By node that is alive: the boot record of its present start, and since when (ms) it was seen alive.
         self._alive_since: dict[str, tuple[BootRecord | None, int]] = {}
         self._attempts: dict[bytes, _Attempt] = {}
         self._under_way: dict[bytes, Partition] = {}
@@ -81,7 +83,7 @@ class LeaderHandback:
     # -- what is known -----------------------------------------------------------------------
 
     def observe(self) -> None:
-        """Note which nodes are alive in the view."""
+        """Note which nodes are alive in the new view, and since when."""
         message = self._shard.view.message
         if message is None:
             return
@@ -95,7 +97,7 @@ class LeaderHandback:
         self._alive_since = alive
 
     def _is_for_another(self, record: PartitionRecord, partition: Partition | None) -> bool:
-        """Return whether a group is led here that another node shall lead."""
+        """Return whether this node leads the group although another node is to lead it."""
         return (
             partition is not None
             and partition.replica.leading
@@ -103,7 +105,7 @@ class LeaderHandback:
         )
 
     def _must_go(self, record: PartitionRecord) -> bool:
-        """Return whether any other voter that can lead is to lead the group instead of this node."""
+        """Return whether the group must leave this node: the node drains, or its replica here is leaving."""
         shard = self._shard
         return self._is_draining(shard.node) or any(
             each.replica.node == shard.node and each.replica.store_id == shard.store_id
@@ -125,7 +127,7 @@ class LeaderHandback:
         return record if live else None
 
     def _successor(self, partition: Partition) -> int | None:
-        """Return the voter to which a group is handed over now; None: it is not handed over."""
+        """Return the voter to which a group is to be handed over now; None if it is not to be handed over."""
         replica = partition.replica
         record = self._record_of(partition)
         attempt = self._attempts.get(replica.group)
@@ -143,7 +145,7 @@ class LeaderHandback:
         preferred = [member for member in fit if replica.nodes[member] == record.preferred_leader]
         if self._must_go(record):
             tried = attempt.target if attempt is not None else 0
-            # The preferred one, but another than last time; else the one that lacks least.
+            # Another voter than last time; if there is a choice the preferred one, else the longest log.
             return max(
                 fit,
                 key=lambda member: (member != tried, member in preferred, replica.match_index(member)),
@@ -164,7 +166,10 @@ class LeaderHandback:
         )
 
     def _is_settled(self, partition: Partition, record: PartitionRecord) -> bool:
-        """Return whether the group's members are those placed, for good, and no voter may be recovering."""
+        """Return whether the group's members are those of the placement and no voter may be recovering.
+
+        No change of the members may be under way either.
+        """
         core = partition.replica.core
         current = core.configuration
         placed = {each.replica_id for each in record.replicas if not each.abandoned}
@@ -179,7 +184,7 @@ class LeaderHandback:
     # -- hand-overs --------------------------------------------------------------------------
 
     def check(self) -> Work | None:
-        """Return the hand-overs that are due; None if there is none."""
+        """Return the work of starting the hand-overs that are due, to be awaited; None if none is due."""
         self._settle()
         due = list(self._due())
         return self._run(due) if due else None
@@ -203,14 +208,14 @@ class LeaderHandback:
             self._begin(partition)
 
     def give_away(self, partition: Partition) -> bool:
-        """Return whether a group that is led here is being handed over, as this replica is to leave it now.
+        """Hand over a group whose replica here is to be removed now; return whether a hand-over is under way.
 
-        False: no other voter takes it, or the last one did not.
+        False if no other voter can take the group now, or a hand-over has just failed.
         """
         return partition.replica.group in self._under_way or self._begin(partition)
 
     def _begin(self, partition: Partition) -> bool:
-        """Begin a hand-over, if it is still due; return whether one was begun."""
+        """Begin a group's hand-over, if it is still due; return whether one was begun."""
         replica = partition.replica
         target = self._successor(partition)
         record = self._record_of(partition)
@@ -230,7 +235,7 @@ class LeaderHandback:
         return True
 
     def _settle(self) -> None:
-        """Count the hand-overs that have ended, and forget what no delay depends on any more."""
+        """Count the hand-overs that have ended, and forget attempts so old that they delay nothing."""
         for group, partition in list(self._under_way.items()):
             replica = partition.replica
             core = replica.core
@@ -244,7 +249,7 @@ class LeaderHandback:
                 del self._under_way[group]
                 self.refused += 1
                 _log.info(
-                    "%s: replica %d does not take over; next attempt in %d ms",
+                    "%s: replica %d did not take over leadership; next attempt in %d ms",
                     replica.name,
                     attempt.target,
                     attempt.delay_ms,
@@ -257,7 +262,7 @@ class LeaderHandback:
         }
 
     def statistics(self) -> dict[str, int]:
-        """Return counters and gauges."""
+        """Return how many hand-overs succeeded and failed, and how many are under way."""
         return {
             "handed_over": self.handed_over,
             "refused": self.refused,

@@ -1,8 +1,9 @@
-"""The load of a shard's replicas: averages of what their counters gained between two questions.
+"""The load of a shard's replicas: average rates of their counters, computed when the controller asks.
 
-The rate of a counter is its gain, divided by the time in which it was gained, both faded by `FADE_S`: an
-average of about a minute, that is right from the second question on. Nothing is measured between questions,
-and a question lets the loop turn every `AT_ONCE` replicas.
+The rate of a counter is its increase divided by the time in which it increased. In both, older values count
+less and less (exponential decay with the time constant `FADE_S`), so the rate is an average over about a
+minute. It is right from the second question on. Nothing is measured between questions, and while one is
+answered, other tasks of the loop run after every `AT_ONCE` replicas.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from laminar.node.placement.load import HOTTEST, SMALL, Load, LoadReport, Partit
 from laminar.node.transport.transport import Peer
 
 FADE_S = 60.0
-"""Time in which the weight of what was measured falls to 37 %."""
+"""Time (seconds) in which the weight of a measurement falls to 37 % (1/e)."""
 
 AT_ONCE = 500
 
-# Less than this, faded, was gained long ago: it counts as nothing, and need not be faded any more.
+# A decayed increase below this is so old that it counts as 0, and need not be decayed any more.
 _NOTHING = 0.01
 
 _Counters = tuple[int, int, int]
@@ -33,7 +34,7 @@ _NO_GAIN = (0.0, 0.0, 0.0)
 
 
 class _Meter:
-    """The counters of one replica as they were last, and what they gained, faded."""
+    """The last values of one replica's counters, and their decayed increases."""
 
     __slots__ = ("counters", "gained", "leads", "partition")
 
@@ -44,7 +45,7 @@ class _Meter:
         self.leads = False
 
     def follow(self, counters: _Counters, fade: float) -> None:
-        """Add what the counters have gained; one that went down, as a trimmed log, has gained nothing."""
+        """Add the counters' increases since the last call; one that went down (a trimmed log) adds 0."""
         past = self.gained
         if counters == self.counters and past is _NO_GAIN:
             return
@@ -58,7 +59,7 @@ class _Meter:
         self.counters = counters
 
     def load(self, seconds: float) -> Load:
-        """Return the load, if the gains are of this number of seconds."""
+        """Return the load: the decayed increases, divided by `seconds`, the decayed time."""
         written, read, requests = self.gained
         return Load(
             appended_bytes_per_s=written / seconds if self.leads else 0.0,
@@ -70,7 +71,7 @@ class _Meter:
 
 
 class LoadMeter:
-    """The meters of one shard's replicas."""
+    """The meters of the replicas of one shard, and its answers to the controller's questions."""
 
     def __init__(
         self,
@@ -93,7 +94,7 @@ class LoadMeter:
         return msgspec.msgpack.encode(await self.report())
 
     async def report(self) -> LoadReport:
-        """Return the load since the last questions; all rates are 0 at the first one."""
+        """Return the average load up to now; at the first question all rates are 0."""
         now_ms = self._clock.monotonic_ms()
         passed_s = (now_ms - self._asked_ms) / 1000
         self._asked_ms = now_ms
@@ -121,7 +122,10 @@ class LoadMeter:
         )
 
     def _followed(self, meter: _Meter | None, partition: Partition, fade: float) -> _Meter:
-        """Return the partition's meter with its counters of now, a new one for another partition."""
+        """Update the meter of a partition with its present counters, and return it.
+
+        If there is none, or it is that of an earlier partition of the same name, return a new one.
+        """
         counters = (
             partition.log.size_bytes,
             partition.reader.fetched_bytes,
@@ -136,7 +140,7 @@ class LoadMeter:
 
 
 def _hottest(meters: Mapping[tuple[str, int], _Meter], total: Load, seconds: float) -> list[PartitionLoad]:
-    """Return the `HOTTEST` partitions by the rule of `load.hottest`; the others cost little each."""
+    """Return the `HOTTEST` partitions with the highest share of the shard's load (see `load.hottest`)."""
     wholes = [whole + small for whole, small in zip(astuple(total), astuple(SMALL), strict=True)]
     of_appended, of_written, of_read, of_requests, of_stored = wholes
     least = min(of_appended, of_written)

@@ -1,6 +1,6 @@
-"""The members that must answer before the group of a shard's partition is released, as the catalog has them.
+"""The members of a shard's groups in the catalog, all of which must answer before a group is released.
 
-The release itself is in `laminar.node.consensus.lost_majority`.
+The release itself, and what it is for, is in `laminar.node.consensus.lost_majority`.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ from membership.records import PartitionRecord, ReplicaRecord
 class PartitionMembers:
     """The members of the groups in `by_group`, by the shard's view of the catalog.
 
-    `leaderless()` returns the partitions among which replicas may be that recover and have no leader.
-    `refresh()` waits until `view` is as new as the catalog's leader confirms, and raises `Problem` if that
-    fails.
+    `leaderless()` returns the partitions that may have a recovering replica and no leader. `refresh()` waits
+    until `view` is as new as the catalog's leader confirms, and raises `Problem` if that fails.
     """
 
     def __init__(
@@ -37,11 +36,11 @@ class PartitionMembers:
         self._refresh = refresh
 
     def waiting(self) -> Iterable[Replica]:
-        """Return the replicas here whose group may be released."""
+        """Return the recovering replicas of this shard whose groups may be released."""
         return [partition.replica for partition in self._leaderless()]
 
     async def refresh(self) -> bool:
-        """Bring the view up to what the catalog's leader confirms; return False if that fails."""
+        """Wait until the view is as new as the catalog's leader confirms; return False if that fails."""
         try:
             await self._refresh()
         except Problem:
@@ -49,7 +48,10 @@ class PartitionMembers:
         return True
 
     def recorded(self, replica: Replica) -> Members | None:
-        """Return the group's placed and leaving replicas, by id, from the view; None if it has no record."""
+        """Return the nodes of the group's placed and leaving replicas in the view, by replica id.
+
+        Return None if the view has no record of the group.
+        """
         known = self._records(replica)
         return None if known is None else {each.replica_id: each.node for each in known}
 
@@ -58,14 +60,14 @@ class PartitionMembers:
         return True
 
     def unmade(self, replica: Replica, replica_id: int) -> bool:
-        """Return whether the catalog lists this replica, but not yet as made."""
+        """Return whether the catalog lists replica `replica_id`, but not yet as created (`made`)."""
         known = self._records(replica) or []
         return any(each.replica_id == replica_id and not each.made for each in known)
 
     def removed(self, replica: Replica, replica_id: int) -> bool:
-        """Return whether the catalog no longer lists this replica, which means its removal is committed.
+        """Return whether the catalog no longer lists `replica_id`, so that its removal is committed.
 
-        Replica ids only grow. So False for an id above all that the partition had: it is newer than the view.
+        Replica ids only grow: an id above all that the partition had is newer than the view, and gives False.
         """
         record = self._record(replica)
         if record is None:

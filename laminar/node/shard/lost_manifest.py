@@ -1,15 +1,16 @@
 """Recovery of a lost manifest: the replicas that the catalog has for this shard are entered as lost.
 
-Without the manifest nothing on this node says which replicas were here and what they promised. If one were
-created again, it could vote a second time in a term that it has forgotten. So this shard first waits for a
-view that is as new as the catalog's leader confirms. Every replica that this view has for this store and this
-shard is entered into the manifest, durably, as one whose log is missing. That includes replicas of groups
-still being created and replicas that are to leave: they may have been made and have voted. A replica that the
-catalog adds later is created as usual, as it was never here before.
+Without the manifest (the list of replicas in a store directory) nothing on this node says which replicas were
+here and what they promised. If one were created again, it could vote a second time in a term that it has
+forgotten. So this shard first waits for a view that is as new as the catalog's leader confirms. Every replica
+that this view has for this store and this shard is entered into the manifest, durably, as one whose log is
+missing. That includes replicas of groups still being created and replicas that are to leave: they may have
+been created and have voted. A replica that the catalog adds later is created as usual, as it was never here
+before.
 
-Until then this shard makes, deletes and moves no replica, and confirms to no other that a promise was never
-made (`laminar.node.consensus.lost_majority`). What becomes of the lost replicas is decided elsewhere, as of
-any others (docs/consensus.md#births-and-removals).
+Until then this shard creates, deletes and moves no replica, and does not answer questions about replicas that
+it does not know (`laminar.node.consensus.lost_majority`). The lost replicas are then replaced like any others
+(docs/consensus.md#births-and-removals).
 """
 
 from __future__ import annotations
@@ -36,19 +37,19 @@ MOST_NAMES = 50
 
 
 class LostManifest:
-    """The restoration of one shard's manifest from the catalog."""
+    """Restores one shard's manifest from the catalog, if it was lost."""
 
     def __init__(self, shard: ShardContext) -> None:
         self._shard = shard
 
     async def settle(self) -> bool:
-        """Make the manifest name every replica that was here; return whether it does now.
+        """Restore the manifest if it was lost; return whether it is complete now.
 
-        At once if the manifest is not lost. False while the catalog cannot be asked.
+        Return True at once if it was not lost, and False if the catalog cannot be asked now.
 
         Raises:
-            TransportError: the catalog did not answer.
-            StorageError: the manifest cannot be written.
+            TransportError: if the catalog did not answer.
+            StorageError: if the manifest cannot be written.
         """
         shard = self._shard
         manifest = shard.storage.manifest
@@ -77,16 +78,17 @@ class LostManifest:
             lambda known: {each.replica_id: each for each in lost}, known=True
         )
         _log.critical(
-            "the manifest of this shard was lost. By the catalog it held %d replicas, which are lost: %s",
+            "the manifest of this shard was lost. According to the catalog it had %d replicas, "
+            "which are lost: %s",
             len(lost),
             _names(lost) or "none",
         )
         alone = [entry for entry in lost if len(entry.voters) == 1]
         if alone:
             _log.critical(
-                "%d partitions have no other replica, so they have no leader any more: %s. What was written "
-                "of them is kept in folders of their names in logs/; `laminar group recover --accept-loss "
-                "--empty` lets them go on, empty",
+                "%d partitions have no other replica, so they have no leader any more: %s. Their files are "
+                "kept in folders of their names in logs/; `laminar group recover --accept-loss --empty` lets "
+                "them continue, empty",
                 len(alone),
                 _names(alone),
             )
@@ -104,7 +106,7 @@ def _names(entries: list[ReplicaEntry]) -> str:
 def recorded_here(
     catalog: CatalogState, *, node: str, store_id: bytes, shard: int, shards: int
 ) -> list[ReplicaEntry]:
-    """Return an entry without a log for each replica that the catalog records for a shard of this store."""
+    """Return a manifest entry without a log for each replica that the catalog has for this store's shard."""
     return [
         _entry(catalog, record, replica)
         for _, record in sorted(catalog.partitions.items())
@@ -115,7 +117,7 @@ def recorded_here(
 
 
 def _members(record: PartitionRecord) -> Iterator[ReplicaRecord]:
-    """Yield the placed replicas and those that are to leave, but none that was removed: it never returns."""
+    """Yield the placed replicas and those that are to leave; removed replicas never come back."""
     yield from record.replicas
     for each in record.leaving:
         yield each.replica

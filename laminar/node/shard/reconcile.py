@@ -1,9 +1,9 @@
-"""Reconciliation of a shard with the catalog: replicas made and removed, policies changed, first elections.
+"""Reconciliation of a shard with the catalog: create and remove replicas, apply settings, start elections.
 
-A replica is created, and data is deleted, only after the catalog's leader has confirmed the reason: the copy
-in a view passes through old states (docs/consensus.md#births-and-removals). Each step may be interrupted
-anywhere, and is then repeated. Replicas that join or leave live groups are handled in `replica_moves`. Which
-partitions a step looks at, its work list says (`work_lists`).
+A replica is created, and data is deleted, only after the catalog's leader has confirmed the reason, because
+the copy in a view may be outdated (docs/consensus.md#births-and-removals). Each step may be interrupted
+anywhere, and is then repeated. Replicas that join or leave live groups are handled in `replica_moves`. The
+partitions that a step has to look at are on its work list (`work_lists`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from router import partition_hash
 _log = logging.getLogger("laminar.shard")
 
 RETRY_S = 0.2
-# After this time it is checked again whether a batch is still prepared.
+# Seconds after which it is checked again whether a batch is still prepared or has pins.
 PINNED_S = 1.0
 FIRST_TERM = 1
 
@@ -41,7 +41,10 @@ FIRST_TERM = 1
 def with_empty_log(
     shard: ShardContext, record: PartitionRecord, replica_id: int, *, voters: list[tuple[int, str]]
 ) -> ReplicaEntry:
-    """Return the `making` entry of a new replica with a new log; the manifest does not name it yet."""
+    """Create a new log, and return a manifest entry of a new replica with it, in the state `making`.
+
+    The caller writes the entry to the manifest.
+    """
     topic = shard.view.topics().get(record.topic)
     log = shard.storage.create_log(f"{record.topic}-{record.number}")
     return ReplicaEntry(
@@ -60,17 +63,17 @@ def with_empty_log(
 
 
 def channels_of(topic: TopicRecord) -> list[Mapping[str, object]]:
-    """Return the settings of a topic's channels."""
+    """Return the settings of each of a topic's channels."""
     return [channel.settings for channel in (topic.channels or {}).values()]
 
 
 class Reconciler:
-    """The steps that make one shard's replicas what the catalog says."""
+    """The steps that bring one shard's replicas to what the catalog says."""
 
     def __init__(self, shard: ShardContext, work: WorkLists) -> None:
         self._shard = shard
         self._work = work
-        # By key, the live groups whose first replica has campaigned, or does not need to.
+        # By key of the partition, the live groups whose first replica has campaigned, or does not need to.
         self._campaigned: dict[str, bytes] = {}
         self._to_make = work.add("to make", self._is_to_be_made)
         self._policies = work.add("policies", self._has_another_policy)
@@ -81,14 +84,14 @@ class Reconciler:
 
     @property
     def is_unfinished(self) -> bool:
-        """Whether the catalog waits for a replica to be made or deleted here."""
+        """Whether the catalog waits for a replica to be created or deleted here."""
         return bool(self._to_make.keys or self._work.stones)
 
     def _is_to_be_made(self, record: PartitionRecord, partition: Partition | None) -> bool:
         return record.state == "creating" and bool(self._to_be_made(record))
 
     def _to_be_made(self, record: PartitionRecord) -> list[int]:
-        """Return the id of the replica of this store that is still to be made, if there is one."""
+        """Return the id of the replica of this store that is still to be created, if there is one."""
         shard = self._shard
         return [
             replica.replica_id
@@ -100,7 +103,7 @@ class Reconciler:
         return self._shard.view.topics().get(record.topic)
 
     async def make_missing(self) -> None:
-        """Create the replicas that the catalog wants here, and report those that are made."""
+        """Create the replicas that the catalog wants here, and report those that exist (`made`)."""
         shard = self._shard
         manifest = shard.storage.manifest
         wanted = [
@@ -111,15 +114,14 @@ class Reconciler:
         if not wanted:
             return
         held = {record.group: manifest.of_group(record.group) for record, _ in wanted}
-        # A group has one origin for good, so that of any copy of the catalog is right.
+        # The origin of a group never changes, so it is right in any copy of the catalog.
         origins = {record.group: record.origin for record, _ in wanted}
         # An earlier pass wrote these to the manifest as `making`, and failed to write `made`.
         begun = [each for each in held.values() if each is not None and each.state == "making"]
         await self._finish(begun, origins)
         new = [(record, replica_id) for record, replica_id in wanted if held[record.group] is None]
         if new:
-            # The copy of the catalog in the view passes through old states; only the leader's
-            # confirmation lets a replica be created.
+            # The view may be outdated: a replica is created only after the catalog's leader has confirmed it.
             answer = await shard.ask_catalog(ConfirmRequest([record.group for record, _ in new]))
             creating = set(answer.creating)
             await self._make([each for each in new if each[0].group in creating], origins)
@@ -134,7 +136,10 @@ class Reconciler:
                 asyncio.get_running_loop().call_later(RETRY_S, shard.request_reconcile)
 
     async def _make(self, new: Sequence[tuple[PartitionRecord, int]], origins: Mapping[bytes, int]) -> None:
-        """Write `making` to the manifest, then the log with entry 1, then `made`; then messages may leave."""
+        """Create replicas: write `making` to the manifest, then the log with entry 1, then `made`.
+
+        Only after that they are opened and may send messages.
+        """
         shard = self._shard
         if not new:
             return
@@ -157,9 +162,10 @@ class Reconciler:
         await self._finish(entries, origins)
 
     async def _finish(self, entries: Sequence[ReplicaEntry], origins: Mapping[bytes, int]) -> None:
-        """Bring entries from `making` to `made`; repeated if a full disk cuts it short.
+        """Bring new replicas from the state `making` to `made`, and open them.
 
-        `origins` has, by group, the change of routes that made the partition, which entry 1 names; 0: none.
+        If a full disk interrupts it, it is repeated later. `origins` maps each group to the change of routes
+        that created its partition (0: none), which entry 1 names.
         """
         shard = self._shard
         if not entries:
@@ -195,10 +201,10 @@ class Reconciler:
             await asyncio.sleep(0)  # an open takes half a millisecond, and a topic may have hundreds
 
     async def change_policies(self) -> None:
-        """Change each replica's flush policy to its topic's setting, while appends go on.
+        """Change each replica's flush policy to its topic's setting, while appends continue.
 
-        Not to `interval` while a batch is prepared: the prepare promises that the batch is synced when it is
-        published.
+        A change to `interval` waits while a batch is prepared or has pins: the prepare promises that the
+        batch is synced when it is published.
         """
         shard = self._shard
         changed: dict[int, dict[str, int | str]] = {}
@@ -214,9 +220,14 @@ class Reconciler:
             try:
                 await shard.storage.set_policy(partition.log, policy)
             except LogRemoved:
-                continue  # another log has replaced it, which requests another pass
+                continue  # Another log has replaced this one, which requests another pass.
             except StorageError as error:
-                _log.error("%s/%d: cannot change the flush policy: %s", record.topic, record.number, error)
+                _log.error(
+                    "%s/%d: cannot change the flush policy to that of its topic: %s",
+                    record.topic,
+                    record.number,
+                    error,
+                )
                 continue
             changed[partition.replica.replica_id] = dict(topic.settings)
         if changed:
@@ -229,7 +240,7 @@ class Reconciler:
             )
 
     def _has_another_policy(self, record: PartitionRecord, partition: Partition | None) -> bool:
-        """Return whether the log, or the manifest, has another flush policy than the topic."""
+        """Return whether the flush policy of the log or of the manifest differs from that of the topic."""
         topic = self._topic_of(record)
         if partition is None or topic is None:
             return False
@@ -240,7 +251,7 @@ class Reconciler:
         return entry is not None and policy_of(entry.settings) != policy
 
     def follow_min_replicas(self) -> None:
-        """Let each partition ask for as many copies of an append as its topic does now."""
+        """Apply each topic's present `min_replicas` to its partitions here."""
         for record, partition in self._work.due(self._copies):
             topic = self._topic_of(record)
             if partition is not None and topic is not None:
@@ -255,7 +266,7 @@ class Reconciler:
         )
 
     def follow_trace(self) -> None:
-        """Let each partition trace the records that its topic's setting names now."""
+        """Apply each topic's present settings of the trace to its partitions here."""
         for record, partition in self._work.due(self._traces):
             topic = self._topic_of(record)
             if partition is not None and topic is not None:
@@ -268,21 +279,23 @@ class Reconciler:
         return not partition.context.follows_trace(topic.settings, channels_of(topic))
 
     def stop_abandoned(self) -> None:
-        """Stop the replicas that an operator's decision excluded from their groups, at once and for good.
+        """Stop the replicas that an operator's decision abandoned, at once and for good.
 
-        They could form a majority of the old group with others that come back.
+        Otherwise they could form a majority of the old group together with others that come back.
         """
         shard = self._shard
         for record, partition in self._work.due(self._losses):
             gone = {replica_id for loss in record.losses for replica_id in loss.abandoned}
             if partition is not None and partition.replica.replica_id in gone:
-                shard.driver.remove(record.group, ReplicaStopped("its group goes on without it, by decision"))
+                shard.driver.remove(
+                    record.group, ReplicaStopped("an operator decided that its group goes on without it")
+                )
 
     async def go_on_alone(self) -> None:
-        """Let replicas continue without their majorities where an operator has decided so.
+        """Make replicas the only voters of groups that have lost their majority, as an operator has decided.
 
         The catalog's leader must confirm the decision first: an old copy of the catalog may still list a
-        replica that has lost its place since. Repeated until it is done.
+        replica that was replaced since. Repeated until it is done.
         """
         shard = self._shard
         due: dict[bytes, AcceptedLoss] = {}
@@ -302,7 +315,7 @@ class Reconciler:
                     asyncio.get_running_loop().call_later(RETRY_S, shard.request_reconcile)  # it still leads
 
     def campaign_first_replicas(self) -> None:
-        """Let the first replica of each partition that just became live campaign at once."""
+        """Start the first election of each partition that has just become live, by its first replica."""
         for record, partition in self._work.due(self._first):
             if partition is None:
                 continue
@@ -320,7 +333,10 @@ class Reconciler:
         )
 
     async def remove_deleted(self) -> None:
-        """Move the logs of deleted partitions to the trash, if the catalog's leader confirms the deletion."""
+        """Remove the replicas of deleted partitions and move their logs to the trash.
+
+        Only if the catalog's leader confirms the deletion.
+        """
         shard = self._shard
         if shard.view.message is None:
             return
@@ -339,14 +355,14 @@ class Reconciler:
             logs: list[tuple[int, int]] = []
 
             def without(known: Mapping[int, ReplicaEntry]) -> dict[int, ReplicaEntry | None]:
-                # Resolved now: since the catalog was asked, another log may have replaced the replica's.
+                # Resolve log ids only now: another log may have replaced one since the catalog was asked.
                 here = [known[each.replica_id] for each in gone if each.replica_id in known]
                 logs[:] = [(shard.storage.resolve(each.log_id), each.replica_id) for each in here]
                 return {each.replica_id: None for each in here}
 
-            # The manifest comes first: a start misses no log that the manifest does not name. Only if the
-            # disk is too full for a manifest, the logs are deleted first, to make room for it. Until it is
-            # written it names logs that are gone, which does no harm for a deleted group.
+            # Write the manifest first: the next start does not miss a log that the manifest does not name.
+            # Only if the disk is too full for a manifest, delete the logs first, to make room. Until the
+            # manifest is written it names logs that are gone, which does no harm for a deleted group.
             try:
                 await shard.storage.change_manifest(without)
             except DiskError as error:
@@ -370,6 +386,6 @@ def _has_losses(record: PartitionRecord, partition: Partition | None) -> bool:
 
 
 def _retrieve_exception(done: asyncio.Future[None]) -> None:
-    """Mark a failure as seen, so that asyncio does not log it: the next pass shows whether it matters."""
+    """Retrieve a future's failure, so that asyncio does not log it; the next pass tries again."""
     if not done.cancelled():
         done.exception()

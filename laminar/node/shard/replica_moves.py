@@ -1,14 +1,14 @@
 """The shard's part when replicas join and leave live groups.
 
-A shard has two roles. As a *home* it creates the empty replica that the catalog wants on this store, reports
-it as made once its log durably holds entries, reports lost replicas, and deletes a replica whose removal the
-group has committed. As a *leader* it changes the group's configuration, one step at a time, until it is the
-placement that the catalog wants, and reports what is committed.
+A shard has two roles. As a *home* of replicas it creates the empty replica that the catalog wants in this
+store, reports it as made once its log durably has entries, reports lost replicas, and deletes a replica whose
+removal the group has committed. As a *leader* it changes the group's configuration, one step at a time, until
+this is the placement that the catalog wants, and reports committed removals.
 
-A new replica begins empty and as no member: its log has no entries, and its manifest entry no voters, so it
-can neither campaign nor count. All that it ever holds comes from the group. It becomes a voter only after its
-node has reported it as `made`, and the node does so only after its manifest no longer permits an empty log.
-So a voter whose log has vanished is found to be lost, like any other. See
+A new replica begins empty and is not a member: its log has no entries, and its manifest entry no voters, so
+it can neither campaign nor vote. All its entries come from the group. It becomes a voter only after its node
+has reported it as `made`, and the node does so only after its manifest no longer permits an empty log. So if
+the log of a voter has vanished, the replica is found to be lost, like any other. See
 docs/consensus.md#births-and-removals.
 """
 
@@ -47,25 +47,25 @@ from raft.values import NotLeader
 _log = logging.getLogger("laminar.moves")
 
 CHECK_S = 1.0
-# Most empty replicas that a shard has at one time, from their creation until they hold entries.
+# Most empty replicas that a shard has at one time, from their creation until they have entries.
 AT_ONCE = 2
 # Most steps of a group in one pass, and how long the pass waits for each of them to be committed.
 MOST_STEPS = 8
 STEP_WAIT_S = 0.2
-# The state in the manifest of a replica that is created, and whose log may still be empty.
+# The state in the manifest of a replica that is created and whose log may still be empty.
 EMPTY = "empty"
 
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What a group's leader knows, beside the record and its own configuration, when it decides on a step."""
+    """The observations of a group's leader by which `next_step` decides, apart from the configurations."""
 
     caught_up: Callable[[int], bool]
-    """Whether a replica was heard lately and holds what is committed."""
+    """Whether a replica was heard from lately and has all committed entries."""
     recovering: Callable[[int], bool]
-    """Whether a replica was heard lately and may still be recovering."""
+    """Whether a replica was heard from lately and may still be recovering."""
     majority_active: Callable[[ConfigurationRecord], bool]
-    """Whether a majority of that configuration's voters was heard lately."""
+    """Whether a majority of that configuration's voters was heard from lately."""
     newest: bool
     """Whether the catalog's leader has confirmed the record, or a later one, in this term of the group."""
 
@@ -73,25 +73,25 @@ class Observed:
 def next_step(
     record: PartitionRecord, current: ConfigurationRecord, observed: Observed
 ) -> ConfigurationRecord | None:
-    """Return the next configuration on the way to the placement in `record`; None if no step is to be taken.
+    """Return the next configuration on the way to the placement in `record`; None if there is no step now.
 
-    In this order:
+    The first of these steps that applies is taken:
 
     1. A member that `record` does not name is removed, unless it is of a later placement.
-    2. A dead or lost replica is removed. If the others would then have no majority that is active, another
-       voter is silent too, and the replica may be alive and needed: it stays until its successor votes.
-    3. Each placed replica is added as a learner. It may have left since, and its node may be about to delete
-       it; so only by the newest record.
-    4. Learners that are made and caught up are promoted. A group with one voter waits until *all* of them
-       are: with two voters it stops with either, however long the third is still being filled.
-    5. When all placed replicas vote, those that moved away are removed. That is by choice, so it waits while
+    2. A dead or lost replica is removed. If the remaining voters would have no active majority, another voter
+       is silent, too, and the replica may be alive and needed: it stays until its successor votes.
+    3. Each placed replica that is not a member is added as a learner, but only by the newest record: by an
+       older one, the replica may have left since, and its node may be about to delete it.
+    4. Learners that are made and caught up are promoted. A group with one voter waits until *all* placed
+       replicas are ready: with two voters the loss of either would stop it, until the third has caught up.
+    5. When all placed replicas vote, those that moved away are removed. This is not urgent, so it waits while
        a voter that stays may be recovering.
 
     A replica that an operator has abandoned is neither added nor waited for.
 
-    `record` may be old. Ids of replicas only grow: a member with an id above all that the partition had by
-    then is of a later placement, and nothing is done. One with a lower id that `record` does not name was
-    removed, and never has a place again: its node deletes it.
+    `record` may be outdated. Ids of replicas only grow. A member with an id above all that the partition had
+    in `record` is of a later placement, and nothing is done. A member with a lower id that `record` does not
+    name was removed for good: its node deletes it.
     """
     members = current.nodes()
     if any(member > record.highest_replica_id for member in members):
@@ -132,10 +132,10 @@ def next_step(
 
 
 class ReplicaMover:
-    """The moves of one shard, in both roles. The shard's reconcile loop calls `run_pass`.
+    """The moves of one shard's replicas, in both roles. The shard's reconcile loop calls `run_pass`.
 
-    `give_away(partition)` hands a group over that is led here; it returns False if no other voter takes it.
-    `learners_added(partition)` is called when a group led here was given learners.
+    `give_away(partition)` hands over the leadership of a group led here; it returns False if no other voter
+    takes it. `learners_added(partition)` is called when learners were added to a group led here.
     """
 
     def __init__(
@@ -158,7 +158,7 @@ class ReplicaMover:
 
     @property
     def needed(self) -> bool:
-        """Whether `run_pass` may find something to do."""
+        """Whether `run_pass` may have work to do."""
         shard = self._shard
         return bool(self._to_settle.keys or self._home.keys or shard.lost or shard.storage.manifest.unmade)
 
@@ -167,7 +167,7 @@ class ReplicaMover:
         return (replica.node, replica.store_id) == (shard.node, shard.store_id)
 
     def _is_changing_here(self, record: PartitionRecord, partition: Partition | None) -> bool:
-        """Return whether a replica of this store is to be made in a live group, or to be deleted."""
+        """Return whether a replica of this store is to be created in a live group, or to be deleted."""
         return record.state == "live" and (
             any(self._is_own(each) and not each.made for each in record.replicas)
             # Only this store's: the removed replicas of a node that is gone for good stay listed.
@@ -175,7 +175,7 @@ class ReplicaMover:
         )
 
     def _is_unsettled(self, record: PartitionRecord, partition: Partition | None) -> bool:
-        """Return whether a group led here has other members than those placed, or one that is to leave."""
+        """Return whether the members of a group led here differ from its placement, or one is to leave."""
         if partition is None or not partition.replica.leading or record.state != "live":
             return False
         current = partition.replica.configuration
@@ -188,7 +188,7 @@ class ReplicaMover:
         """Create, report and delete this shard's own replicas.
 
         Raises:
-            TransportError: the catalog did not answer.
+            TransportError: if the catalog did not answer.
         """
         shard = self._shard
         manifest = shard.storage.manifest
@@ -210,11 +210,11 @@ class ReplicaMover:
                         if manifest.of_group(record.group) is None:
                             joining.append((record, replica.replica_id))
                     elif entry.state == "making":
-                        unfinished.append(entry)  # `making` was written, but not `empty`
+                        unfinished.append(entry)  # `making` was written to the manifest, but not `empty`
                     elif await self._is_filled(entry):
                         report.made.append(replica.replica_id)
                 elif (entry := manifest.by_key.get(replica.replica_id)) is not None and entry.state == EMPTY:
-                    await self._is_filled(entry)  # a learner that started again with an empty log
+                    await self._is_filled(entry)  # A learner that has restarted with an empty log.
             for replica in record.removed:
                 if self._is_own(replica):
                     removed.append((record, replica.replica_id))
@@ -230,7 +230,7 @@ class ReplicaMover:
             await self._report_to_catalog(report)
 
     def _at_home(self) -> list[PartitionRecord]:
-        """Return the live partitions with a replica of this store that changes, is lost or may be empty."""
+        """Return the live partitions with a replica in this store that changes, is lost or may be empty."""
         shard = self._shard
         found = {f"{record.topic}/{record.number}": record for record, _ in self._work.due(self._home)}
         for entry in (*shard.lost, *shard.storage.manifest.unmade):
@@ -244,9 +244,10 @@ class ReplicaMover:
         return answer.result is not None
 
     async def _make(self, new: list[tuple[PartitionRecord, int]]) -> None:
-        """Create replicas with an empty log and no vote, `making` in the manifest; `_begin` does the rest.
+        """Create replicas with an empty log and without a vote, and open them.
 
-        No more than `AT_ONCE` replicas are unfilled at a time; the others wait for a later pass.
+        They get the state `making` in the manifest first, and `empty` before they are opened (`_begin`). No
+        more than `AT_ONCE` replicas are empty at a time; the others wait for a later pass.
         """
         shard = self._shard
         storage = shard.storage
@@ -269,7 +270,7 @@ class ReplicaMover:
         await self._begin(entries)
 
     async def _begin(self, entries: list[ReplicaEntry]) -> None:
-        """Write the replicas as `empty` to the manifest, then open them: before that they send no message."""
+        """Write the replicas as `empty` to the manifest, then open them, so that they may send messages."""
         shard = self._shard
         if not entries:
             return
@@ -286,7 +287,10 @@ class ReplicaMover:
             _log.info("%s/%d: created empty replica %d", entry.topic, entry.partition, entry.replica_id)
 
     async def _is_filled(self, entry: ReplicaEntry) -> bool:
-        """Return whether a replica durably holds entries; if so, write to the manifest that it must."""
+        """Return whether a replica durably has entries; if so, write `made` to the manifest.
+
+        From then on the replica counts as lost if it is found with an empty log.
+        """
         storage = self._shard.storage
         log = storage.logs.get(storage.resolve(entry.log_id))
         if log is None or log.synced_index <= log.start.index:
@@ -314,7 +318,7 @@ class ReplicaMover:
         logs: list[tuple[int, int]] = []
 
         def without(known: Mapping[int, ReplicaEntry]) -> dict[int, ReplicaEntry | None]:
-            # Resolved now: since the catalog was asked, another log may have replaced the replica's. And not
+            # Resolve log ids only now: another log may have replaced one since the catalog was asked. And not
             # later: once the manifest no longer names a log, `resolve` forgets what replaced it.
             here = [known[each] for each in ids if each in known]
             logs[:] = [(shard.storage.resolve(each.log_id), each.replica_id) for each in here]
@@ -331,23 +335,23 @@ class ReplicaMover:
     # -- as a leader -----------------------------------------------------------------------
 
     def unsettled(self) -> list[Partition]:
-        """Return the partitions led here whose members are not those of the placement, or are to leave."""
+        """Return the partitions led here whose members differ from their placements or are to leave."""
         led = (partition for _, partition in self._work.due(self._to_settle))
         return [partition for partition in led if partition is not None and partition.leads]
 
     async def as_leader(self, partitions: Sequence[Partition]) -> list[Partition]:
         """Take each of these groups one step further, if it is led here, and report committed removals.
 
-        Return the partitions that took a step.
+        Return the partitions for which a step was proposed.
 
         Raises:
-            TransportError: the catalog did not answer.
+            TransportError: if the catalog did not answer.
         """
         led = [(each, each.replica.core.term) for each in partitions if each.leads]
         newest = any(self._lacks_members(partition) for partition, _ in led) and await self._view_is_newest()
         stepped = []
         for partition, term in led:
-            # The view was confirmed in this term, so no other leader has removed since what it names.
+            # The view was confirmed in this term, so no other leader has removed a replica that it names.
             if not self._leads_in(partition, term):
                 continue
             record = self._record_of(partition)
@@ -372,7 +376,7 @@ class ReplicaMover:
         return record if live else None
 
     def _lacks_members(self, partition: Partition) -> bool:
-        """Return whether a replica that the view places is to be added to the group."""
+        """Return whether a replica that the view places in the group is not a member yet."""
         record = self._record_of(partition)
         members = partition.replica.configuration.members()
         return record is not None and any(
@@ -380,11 +384,11 @@ class ReplicaMover:
         )
 
     async def _view_is_newest(self) -> bool:
-        """Return whether this copy of the catalog becomes as new as its leader's is at the call."""
+        """Wait until the view is as new as the catalog was at the call; return False if that fails."""
         try:
             await self._shard.refresh_view()
         except Problem as problem:
-            _log.debug("no replica is added now: %s", problem)
+            _log.debug("no replica is added to a group now: the view is not confirmed: %s", problem)
             return False
         return True
 
@@ -403,26 +407,31 @@ class ReplicaMover:
         if step is None:
             return False
         if replica.replica_id not in step.nodes() and self._give_away(partition):
-            # The next leader removes this replica. One that removes itself leads until that is committed, and
-            # does not learn what becomes of the appends that were proposed after it.
+            # The next leader removes this replica. A leader that removes itself leads until that is committed
+            # and does not learn the outcome of appends that were proposed after it.
             return False
         try:
             self._shard.driver.propose_configuration(replica, step)
         except (ConfigurationRefused, NotLeader) as error:
-            _log.debug("%s: not now: %s", replica.name, error)
+            _log.debug("%s: its configuration is not changed now: %s", replica.name, error)
             return False
         self.steps += 1
-        _log.info("%s: voters %s, learners %s", replica.name, step.voters, step.learners)
+        _log.info(
+            "%s: proposed a configuration with voters %s, learners %s",
+            replica.name,
+            step.voters,
+            step.learners,
+        )
         if set(step.learners) - set(before.learners):
             self._learners_added(partition)
         return True
 
     async def _report(self, partition: Partition, record: PartitionRecord) -> None:
-        """Report the replicas in `record` that are to leave, and are no members as committed.
+        """Report to the catalog the leaving replicas in `record` whose removal is committed.
 
-        The group confirms first that this replica leads it, after the catalog has recorded that they leave.
-        A deposed leader's log may end before such a replica was added, and its report would have a member
-        deleted. For the same reason the replica must not be in a configuration that is not committed yet.
+        First a majority confirms that this replica leads, after the catalog has recorded that they leave. The
+        log of a deposed leader may end before such a replica was added, and its report would cause a member
+        to be deleted. For the same reason the replica must not be in an uncommitted configuration either.
         """
         if not any(each.replica.replica_id not in self._members(partition) for each in record.leaving):
             return
@@ -439,7 +448,7 @@ class ReplicaMover:
 
     @staticmethod
     def _members(partition: Partition) -> set[int]:
-        """Return the members of the committed configuration, and of the one in force."""
+        """Return the members of the last committed configuration and of the present one together."""
         history = partition.state.configurations_up_to(partition.committed_index)
         committed = history[-1][1].nodes() if history else {}
         return {*committed, *partition.replica.configuration.members()}
@@ -458,10 +467,11 @@ class ReplicaMover:
                 waiter.cancel()
 
     async def run_pass(self) -> None:
-        """Do one pass in both roles; if the catalog or the disk fails, the rest waits for the next pass.
+        """Change the configurations of groups led here, then create, report and delete own replicas.
 
-        A group takes its steps without a pause: between two promotions, or with a member too many, it bears
-        fewer failures than before and after.
+        If the catalog or the disk fails, the rest waits for the next pass. A group takes its steps without a
+        pause, because between two promotions, or with a superfluous member, it tolerates fewer failures than
+        before and after.
         """
         try:
             moving = self.unsettled()
@@ -472,8 +482,8 @@ class ReplicaMover:
                 await self._committed(moving)
             await self.at_home()
         except (TransportError, StorageError) as error:
-            _log.debug("moving replicas is delayed: %s", error)
+            _log.debug("moving replicas waits for the next pass: %s", error)
 
     def statistics(self) -> dict[str, int]:
-        """Return counters."""
+        """Return how many configurations were proposed, and how many replicas were created and deleted."""
         return {"steps": self.steps, "made": self.made, "deleted": self.deleted}

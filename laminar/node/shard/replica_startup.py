@@ -1,11 +1,11 @@
-"""The start of a shard's replicas: from their logs back into their groups.
+"""The start of a shard's replicas: each is rebuilt from its log and takes part in its group again.
 
-A replica takes part only when what it may have promised is there: its log, and its term and vote. Where
-entries that its state needs are damaged, others have them: it waits for these a while, then votes without
-them, and leads when it is complete. A lone voter campaigns when the catalog has confirmed that this folder is
-the newest. A replica that a power loss may have left with other last entries than its group, and that was
-never a voter as far as it knows, starts again with an empty log. This module decides for one replica at a
-time; the manifest says which replicas there are.
+A replica takes part only if everything by which it made promises is there: its log, and its term and vote. If
+entries that its state needs are damaged, it waits a while until they are repaired from other replicas, then
+votes without them, and leads only when its state is complete. A lone voter (a replica that is the only voter
+of its group) campaigns only when the catalog has confirmed that this data folder is the newest. A learner
+whose log may end differently from its group's after a power loss starts again with an empty log. This module
+decides for one replica at a time; the manifest says which replicas there are.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from laminar.node.shard.replica_moves import EMPTY
 
 _log = logging.getLogger("laminar.shard")
 
-# A replica whose state needs damaged entries waits this long for them before it votes without.
+# A replica whose state needs damaged entries waits this long for their repair before it votes without them.
 REPAIR_PATIENCE_S = 3.0
 REPAIR_CHECK_S = 1.0
 READ_BYTES = 4 * 1024 * 1024
-# What a replica may vote without: not configurations, nor starts of the log, which repeat them.
+# Kinds of entries without which a replica may vote: not configurations, nor log starts, which repeat them.
 _DISPENSABLE = (
     Kind.DATA,
     Kind.CURSOR,
@@ -63,17 +63,17 @@ _DISPENSABLE = (
 
 
 class ReplicaOpener:
-    """Opens the replicas of one shard."""
+    """Opens the replicas of one shard, at the start and later."""
 
     def __init__(self, shard: ShardContext) -> None:
         self._shard = shard
-        # Lone voters, which do not campaign before the catalog has confirmed this node's folder.
+        # Lone voters that must not campaign until the catalog has confirmed this node's data folder.
         self._alone: list[Partition] = []
 
     async def open_all(self) -> None:
         """Open the replicas that the manifest names.
 
-        One in `making` never sent a message: it is deleted, and made again later.
+        A replica in the state `making` never sent a message: it is deleted, and created again later.
         """
         shard = self._shard
         entries = shard.storage.manifest.entries
@@ -89,7 +89,7 @@ class ReplicaOpener:
         self.campaign_lone_voters()
 
     def campaign_lone_voters(self) -> None:
-        """Let the lone voters of their groups campaign, once they may."""
+        """Start elections by the lone voters that may lead by now."""
         shard = self._shard
         for partition in list(self._alone):
             if self._may_lead_alone(partition):
@@ -101,10 +101,10 @@ class ReplicaOpener:
     def _may_lead_alone(self, partition: Partition) -> bool:
         """Return whether the catalog confirms that a lone voter may lead.
 
-        A lone voter may have forgotten that its group has other members, and none of them is asked when it
-        campaigns. So the catalog must have confirmed that this node's folder is the newest. For a recovering
-        replica, whose log may lack a configuration, the catalog must also list no other replica of the group,
-        or all of those that it lists must have answered that their logs hold no more.
+        A lone voter may have lost the entry by which its group got other members, and it asks none of them
+        when it campaigns. So the catalog must have confirmed that this node's data folder is the newest. For
+        a recovering replica, whose log may lack a configuration, the catalog must also list no other replica
+        of the group, or all replicas must have answered that their logs have no more entries (a release).
         """
         message, replica = self._shard.view.message, partition.replica
         if message is None or not message.confirmed:
@@ -120,9 +120,10 @@ class ReplicaOpener:
         )
 
     async def open(self, entry: ReplicaEntry, *, comes_back: bool = False) -> None:
-        """Start a replica of the manifest; keep it as `lost` if its log, or its term and vote, is missing.
+        """Start a replica of the manifest; note it as `lost` if its log, or its term and vote, is missing.
 
-        `comes_back`: its log is from an earlier run of this process, not just received from its group.
+        `comes_back` says that its log is from an earlier run of this process, not just received from its
+        group.
         """
         shard = self._shard
         log = shard.storage.logs.get(shard.storage.resolve(entry.log_id))
@@ -130,9 +131,13 @@ class ReplicaOpener:
         sure = voted and entry.replica_id not in shard.storage.lost_hard_states
         empty = log is not None and log.last_index == log.start.index
         if log is None or (empty and entry.state != EMPTY) or not sure:
-            # In the manifest, but its files are gone: it may have voted and promised. It stays away.
+            # In the manifest, but its files are gone: it may have made promises, so it must not take part.
             shard.lost.append(entry)
-            _log.error("%s/%d: this replica is lost, its files are missing", entry.topic, entry.partition)
+            _log.error(
+                "%s/%d: this replica is lost because its files are missing; it does not join its group again",
+                entry.topic,
+                entry.partition,
+            )
             return
         if log.recovering:
             # Recovery state and incarnation are durable: the recovery that found the loss wrote them first.
@@ -141,20 +146,25 @@ class ReplicaOpener:
         try:
             await self._start(entry, log, comes_back=comes_back)
         except DamagedRange:
-            # Other replicas have what is missing. Opening the rest need not wait for them.
+            # Other replicas can repair it. Opening the shard's other replicas need not wait for that.
             shard.spawn(self._start_damaged(entry, log, comes_back=comes_back))
         except StorageError as error:
-            # One log that cannot be read stays away alone; the shard's others serve.
+            # If one log cannot be read, only its replica does not take part; the shard's others serve.
             shard.repairs.forget(entry.group)
             shard.lost.append(entry)
-            _log.error("%s/%d: this replica is damaged: %s", entry.topic, entry.partition, error)
-        except Exception as error:  # noqa: BLE001  # this one stays away alone
+            _log.error(
+                "%s/%d: this replica counts as lost because its log cannot be read: %s",
+                entry.topic,
+                entry.partition,
+                error,
+            )
+        except Exception as error:  # noqa: BLE001  # only this replica does not take part
             self._mark_failed(entry, error)
 
     def _mark_failed(self, entry: ReplicaEntry, error: Exception) -> None:
-        """Keep a replica out until a restart, after a bug while its state was made.
+        """Note that a replica does not take part until a restart, because of a bug while it was opened.
 
-        It does not count as lost: nothing of it is missing, so no other replica takes its place.
+        It does not count as lost, because its files are intact, and so it is not replaced by another replica.
         """
         shard = self._shard
         shard.repairs.forget(entry.group)
@@ -166,13 +176,13 @@ class ReplicaOpener:
     async def _start(
         self, entry: ReplicaEntry, log: Log, *, comes_back: bool, leave_out: bool = False
     ) -> Partition:
-        """Make a replica's state from its log and let it take part.
+        """Rebuild a replica's state from its log and let it take part; return its partition.
 
-        `comes_back` as in `open`. With `leave_out` it votes and acknowledges also without damaged
-        entries that are not needed for that.
+        `comes_back` as in `open`. With `leave_out` damaged entries are left out of its state if they are not
+        needed for votes and acknowledgements; the replica does not lead then.
 
         Raises:
-            DamagedRange: an entry that its state needs is damaged.
+            DamagedRange: if an entry that its state needs is damaged.
         """
         shard = self._shard
         partition = Partition(
@@ -189,14 +199,16 @@ class ReplicaOpener:
 
         def past_damage(index: int) -> bool:
             if shard.repairs.is_trimmed(entry.group, index):
-                # The group kept what matters of it in the `log_start` entry that this log, too, will carry
-                # out.
+                # The group's `log_start` entry, by which this log will be trimmed, too, has its effects.
                 partition.state.left_out.append(index)
                 return True
-            # No other replica could answer, and most of it can be served.
+            # No replica has an intact copy, and the rest of the log can be served.
             if len(entry.voters) == 1 or shard.repairs.is_gone(entry.group, index):
                 _log.error(
-                    "%s: continues without the producer and cursor state of damaged entry %d", name, index
+                    "%s: no replica has an intact copy of entry %d; its effects on producers, cursors and "
+                    "other state are lost",
+                    name,
+                    index,
                 )
                 partition.state.succession.lacks_entries = True
                 return True
@@ -235,43 +247,47 @@ class ReplicaOpener:
         shard.repairs.attach_replica(replica)
         record = shard.view.partition(entry.topic, entry.partition)
         if record is not None and any(replica.replica_id in loss.abandoned for loss in record.losses):
-            shard.driver.remove(entry.group, ReplicaStopped("its group goes on without it, by decision"))
+            shard.driver.remove(
+                entry.group, ReplicaStopped("an operator decided that its group goes on without it")
+            )
         shard.opened(partition)
         return partition
 
     def _min_replicas(self, entry: ReplicaEntry) -> int:
-        """Return the topic's `min_replicas`; until a view has come, as the manifest has it."""
+        """Return the topic's `min_replicas`: from the view, or from the manifest if there is no view yet."""
         return int(self._settings_of(entry).get("min_replicas", 1))
 
     def _settings_of(self, entry: ReplicaEntry) -> Mapping[str, int | str]:
-        """Return the topic's settings; until a view has come, as the manifest has them."""
+        """Return the topic's settings: from the view, or from the manifest if there is no view yet."""
         topic = self._shard.view.topics().get(entry.topic)
         return topic.settings if topic is not None else entry.settings
 
     async def _restart_empty(self, entry: ReplicaEntry, log: Log) -> Partition:
-        """Let a learner that may have forgotten begin with an empty log. Durable when it takes part.
+        """Start a learner that may have lost entries again, with an empty log; return its partition.
 
-        Voters that may have forgotten ask each other before they go on (docs/consensus.md#recovering), but
-        they ask no learner. If they have lost the same entries, they go on without them and write others. So
-        a learner may hold entries as committed that no other replica has; it would serve them, and refuse
-        the leader's entries at these indexes. It may have been promoted by an entry that it forgot: so it
-        keeps its id, its term and vote, and its recovering mark, and answers candidates, which may need
-        every replica's grant.
+        The new log is durable when the learner takes part. It is needed because voters that may have lost
+        entries ask each other before they elect a leader (docs/consensus.md#recovering), but ask no learner.
+        If all of them have lost the same entries, they continue without these and write others. Then a
+        learner may have entries as committed that no other replica has; it would serve them, and refuse the
+        leader's entries at these indexes. The learner may have been promoted by an entry that it has lost. So
+        it keeps its id, its term and vote, and its recovering mark, and answers candidates, which may need
+        the vote of every replica.
         """
         shard, storage = self._shard, self._shard.storage
         name = f"{entry.topic}/{entry.partition}"
         _log.warning("%s: this learner may have lost entries; it starts again with an empty log", name)
         emptied = msgspec.structs.replace(entry, state=EMPTY, voters=[])
-        # First: after a crash the old log is found, and this is repeated.
+        # Write the manifest first: after a crash the old log is found, and all of this is repeated.
         await storage.change_manifest(lambda known: _changed(known, emptied))
         if not shard.repairs.keeps(log):
             raise StorageClosed(f"{name} was removed meanwhile")
-        # What it acknowledged in its former incarnation is gone. The new log takes over both.
+        # The entries that it acknowledged in its former incarnation are gone, so it gets a new incarnation.
+        # The new log takes over the incarnation and the recovering mark.
         log.set_recovering(recovering=True, incarnation=log.incarnation + 1, power_lost=log.power_lost)
         new = storage.create_log(new_name(entry.topic, entry.partition))
         named = msgspec.structs.replace(emptied, log_id=new.log_id)
         replaced = storage.replace_log(log.log_id, new)
-        # At once: a removal of the replica meanwhile then finds the log that it has.
+        # At once, so that a removal of the replica meanwhile finds its present log.
         shard.repairs.keep(named, new)
         await replaced
         await storage.change_manifest(lambda known: _changed(known, named))
@@ -282,7 +298,11 @@ class ReplicaOpener:
         return await self._start(named, new, comes_back=False)
 
     async def _start_damaged(self, entry: ReplicaEntry, log: Log, *, comes_back: bool) -> None:
-        """Start a replica whose state needs damaged entries: fetch them, or after a while vote without."""
+        """Start a replica whose state needs damaged entries: wait for their repair, later without them.
+
+        After `REPAIR_PATIENCE_S` the replica votes without these entries, and leads once they are repaired,
+        or once no replica has an intact copy.
+        """
         shard = self._shard
         loop = asyncio.get_running_loop()
         name, patient_until = f"{entry.topic}/{entry.partition}", loop.time() + REPAIR_PATIENCE_S
@@ -297,16 +317,16 @@ class ReplicaOpener:
                 return
             except StorageError as error:
                 shard.lost.append(entry)
-                _log.error("%s: this replica is damaged: %s", name, error)
+                _log.error("%s: this replica counts as lost because its log cannot be read: %s", name, error)
                 return
-            except Exception as error:  # noqa: BLE001  # this one stays away alone
+            except Exception as error:  # noqa: BLE001  # only this replica does not take part
                 self._mark_failed(entry, error)
                 return
             if not shard.repairs.keeps(log):
-                return  # let go meanwhile: its repair will never make progress
+                return  # The log was removed or replaced meanwhile, and is not repaired any more.
         if partition.state.left_out:
             _log.warning(
-                "%s: takes part without damaged entries %s, and does not lead",
+                "%s: takes part without the damaged entries %s, and does not lead until they are repaired",
                 name,
                 partition.state.left_out,
             )
@@ -322,7 +342,12 @@ class ReplicaOpener:
                 shard.opened(partition)
                 continue
             if missing and all(shard.repairs.is_gone(entry.group, index) for index in missing):
-                _log.error("%s: continues without the state of damaged entries %s", name, missing)
+                _log.error(
+                    "%s: no replica has intact copies of entries %s; their effects on producers, cursors and "
+                    "other state are lost",
+                    name,
+                    missing,
+                )
                 partition.state.left_out.clear()
                 partition.state.succession.lacks_entries = True
                 partition.doubt()
@@ -330,7 +355,7 @@ class ReplicaOpener:
                 shard.opened(partition)
 
     async def _repaired_within(self, entry: ReplicaEntry, timeout_s: float) -> None:
-        """Wait up to `timeout_s` for the repair of a log's damage to make progress."""
+        """Wait up to `timeout_s` for the next progress in the repair of a log's damage."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._shard.repairs.wait_for_progress(entry.group)
@@ -338,7 +363,7 @@ class ReplicaOpener:
             pass
 
     async def _complete_state(self, partition: Partition) -> None:
-        """Make producers and cursors again with the entries that were left out, while the replica runs."""
+        """Rebuild the derived state with the entries that were left out, while the replica runs."""
         log = partition.log
         whole = PartitionState(log.start.index)
         known = snapshot.read(log)
@@ -361,17 +386,17 @@ class ReplicaOpener:
 
 
 def _changed(known: Mapping[int, ReplicaEntry], new: ReplicaEntry) -> dict[int, ReplicaEntry | None]:
-    """Return the change to a replica's new entry; none if it was removed meanwhile."""
+    """Return the change of the manifest that sets a replica's entry; empty if it was removed meanwhile."""
     return {new.replica_id: new} if new.replica_id in known else {}
 
 
 def _may_end_differently(entry: ReplicaEntry, log: Log) -> bool:
-    """Return whether a power loss may have left this log and its group's with different ends.
+    """Return whether, after a power loss, this log may end differently from those of its group.
 
-    A log may have been synced while the others' were not: each append of a new replica until its topic's
-    `interval` policy is set for it, and the whole log that a catch-up brought. Then a power loss takes
-    nothing from it and leaves no mark, but may have taken entries from the others. So where the topic's
-    policy is `interval`, no log is trusted for being without a mark.
+    This log may have been synced while those of the others were not: each append of a new replica is synced
+    until the topic's `interval` policy is set for its log, and so is a whole log received in a catch-up. Then
+    a power loss takes no entry from this log and leaves no recovering mark, but may take entries from the
+    others. So if the topic's policy is `interval`, a log without the mark is not trusted either.
     """
     if log.last_index == log.start.index:
         return False
@@ -379,6 +404,6 @@ def _may_end_differently(entry: ReplicaEntry, log: Log) -> bool:
 
 
 def _was_never_voter(entry: ReplicaEntry, partition: Partition) -> bool:
-    """Return whether no configuration that the replica ever knew has it as a voter."""
+    """Return whether no configuration that the replica knows has it as a voter."""
     known = [record for _, record in partition.state.configurations_up_to(partition.log.last_index)]
     return all(entry.replica_id not in dict(voters) for voters in (entry.voters, *(r.voters for r in known)))

@@ -1,19 +1,20 @@
-"""A shard's part in changes of routes: its inputs end, its outputs open (docs/routes.md).
+"""A shard's part in changes of routes: it seals the inputs and opens the outputs that it leads.
 
-For each group that is led here, by the view of the catalog:
+A change of a topic's route replaces partitions (its inputs) by new ones (its outputs); see docs/routes.md.
+For each group that is led here, by this node's view of the catalog:
 
-1. *Seal.* An input of a change that is closing, or is done by force, appends its `SEAL`. A view may be old,
-   but what is closing is never cancelled.
+1. *Seal.* In an input of a change that is `closing`, or was done by force, the leader appends the `SEAL`
+   entry. The view may be outdated, but a change that is closing is never cancelled.
 2. *Report.* When the seal is committed, and synced by a majority of the voters, the leader reports it to the
-   catalog. One that finds the seal in its log goes on from there.
-3. *Open.* An output of a change that is done appends its `OPEN`.
-4. *Learn.* Any other replica learns from the catalog that the seal in its log is kept, so that it may tell
-   readers.
-5. *Ask.* A leader that may lack a seal takes no records before it has compared with the catalog as it is
-   now. If a change is closing over the partition, or done, it is sealed again; if the change that made it is
-   not done, it waits.
+   catalog. A new leader that finds the seal in its log continues with this step.
+3. *Open.* In an output of a change that is `done`, the leader appends the `OPEN` entry.
+4. *Learn.* Replicas that do not lead learn from the catalog that the seal in their log is final, so that they
+   may tell readers of it.
+5. *Ask.* A leader whose log may have lost a seal takes no records until it has compared its log with the
+   newest catalog. If a change that ends the partition is closing or done, the partition is sealed again. If
+   the change that created the partition is not done, the partition waits.
 
-What is not done is due again (`WorkLists`), and looked at every `CHECK_S`, with each view and each election.
+Work that fails stays due (`WorkLists`), and is tried again every `CHECK_S`, with each view and each election.
 """
 
 from __future__ import annotations
@@ -50,20 +51,23 @@ from membership.requests import ReportSeal
 _log = logging.getLogger("laminar.routes")
 
 CHECK_S = 0.2
-# How long another voter has for the sync of its seal; and the pause before it is asked again.
+# How long another voter may take to sync its seal and answer; and the pause before all are asked again.
 SYNC_TIMEOUT_S = 2.0
 SYNC_RETRY_S = 0.05
-# How long a sealed partition waits for the view with its report, before it reports again.
+# How long a sealed partition waits for a view that contains its report, before it reports again.
 SEEN_S = 1.0
-# How long after its change began to close an input drops what is staged, not prepared, and in the way of its
-# seal. The other inputs may be sealed by then, and their keys wait.
+# How long staged records that are not prepared may keep an input from being sealed; then they are dropped.
+# The other inputs may be sealed by then, and appends of their keys wait.
 PATIENCE_S = 5.0
 
 Duty = Literal["ask", "open", "seal"]
 
 
 def duty_of(partition: Partition, origin: RouteChange | None, end: RouteChange | None) -> Duty | None:
-    """Return what the leader of a partition has to do for the changes that made it, and that end it."""
+    """Return the step that the leader of a partition has to take now; None if there is none.
+
+    `origin` is the change that created the partition and `end` the one that ends it, or None.
+    """
     number, succession = partition.number, partition.state.succession
     ends = end is not None and end.state != "preparing"
     if succession.status == "open" and succession.in_doubt and not ends:
@@ -76,13 +80,13 @@ def duty_of(partition: Partition, origin: RouteChange | None, end: RouteChange |
 
 
 class Changes:
-    """The changes before and after each partition, by the newest records of topics: a table of each."""
+    """A cache by topic of the changes that created and that end each partition, from the topics' records."""
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[TopicRecord, dict[int, RouteChange], dict[int, RouteChange]]] = {}
 
     def around(self, topic: TopicRecord, number: int) -> tuple[RouteChange | None, RouteChange | None]:
-        """Return the change that made a partition, and the one that ends it; None: there is none."""
+        """Return the change that created a partition and the one that ends it; each None if there is none."""
         if topic.change is None and not topic.changes:
             return None, None
         known = self._known.get(topic.name)
@@ -94,13 +98,13 @@ class Changes:
         return known[1].get(number), known[2].get(number)
 
     def forget(self, topics: Container[str]) -> None:
-        """Forget the topics that are not there any more."""
+        """Forget the topics that are not in `topics` (any more)."""
         for name in [name for name in self._known if name not in topics]:
             del self._known[name]
 
 
 class RouteChanges:
-    """The inputs and outputs that one shard leads. The shard calls `check` when something may be due."""
+    """Performs a shard's steps in changes of routes. The shard calls `check` when steps may be due."""
 
     def __init__(self, shard: ShardContext, work: WorkLists, *, transport: Transport) -> None:
         self._shard = shard
@@ -109,14 +113,14 @@ class RouteChanges:
         self._due = work.add("routes", self._is_due)
         self._changes = Changes()
         self._under_way: set[bytes] = set()
-        # By group, since when (the loop's time) something is in the way of its seal.
+        # By group, since when (the loop's time) staged records keep it from being sealed.
         self._blocked_s: dict[bytes, float] = {}
         self.sealed = 0
         self.opened = 0
 
     @property
     def methods(self) -> dict[str, Method]:
-        """What other processes ask of this shard."""
+        """The methods by which other processes ask about this shard's partitions and seals, by name."""
         return {QUESTION: self._on_question, SYNCED_SEAL: self._on_seal_question}
 
     def statistics(self) -> dict[str, int]:
@@ -124,7 +128,7 @@ class RouteChanges:
         return {"sealed": self.sealed, "opened": self.opened}
 
     def check(self) -> None:
-        """Begin what is due and not under way."""
+        """Start the steps that are due and not under way."""
         self._changes.forget(self._shard.view.topics())
         for record, partition in self._work.due(self._due):
             if partition is not None and not partition.replica.leading:
@@ -143,14 +147,14 @@ class RouteChanges:
         return end is not None and record.number in end.seals and partition.kept_seal is None
 
     def _learn(self, record: PartitionRecord, partition: Partition) -> None:
-        """Note that the seal in this replica's log is kept, if it is the one that the catalog has."""
+        """Note that the seal in this replica's log is final, if it is the one that the catalog has."""
         topic = self._shard.view.topics().get(record.topic)
         change = None if topic is None else self._changes.around(topic, record.number)[1]
         if change is not None and self._is_reported(change, partition):
             partition.keep_seal()
 
     async def _perform(self, record: PartitionRecord, partition: Partition) -> None:
-        """Do what is due for one partition; what fails is due again."""
+        """Take the step that is due for one partition; if it fails, it stays due."""
         try:
             topic = self._shard.view.topics().get(record.topic)
             if topic is None or not partition.leads:
@@ -173,15 +177,15 @@ class RouteChanges:
     # -- ask -----------------------------------------------------------------------------------
 
     async def _ask(self, record: PartitionRecord, partition: Partition) -> None:
-        """Compare with the catalog as it is now: let the partition take records, if nothing forbids it."""
+        """Compare with the newest catalog, and let the partition take records if no change forbids it."""
         term = partition.replica.core.term
         await self._shard.refresh_view()
         topic = self._shard.view.topics().get(record.topic)
         known = self._shard.view.partition(record.topic, record.number)
         if topic is None or known is None or known.group != record.group:
-            return  # it is deleted
+            return  # The partition is deleted.
         if not partition.leads or partition.replica.core.term != term:
-            return  # the next leader asks
+            return  # The next leader asks for itself.
         origin, end = self._changes.around(topic, record.number)
         if duty_of(partition, origin, end) == "ask" and (origin is None or origin.state == "done"):
             partition.lacks_no_seal()
@@ -197,7 +201,10 @@ class RouteChanges:
         self.opened += 1
 
     def _inputs_of(self, topic: str, change: RouteChange) -> list[Input]:
-        """Return the inputs that are sealed and not reclaimed; those of a forced change may not be."""
+        """Return the inputs of a change that are sealed and not reclaimed.
+
+        In a forced change some inputs may not be sealed yet.
+        """
         found = []
         for held in change.inputs:
             seal = change.seals.get(held.number)
@@ -211,9 +218,9 @@ class RouteChanges:
     async def _seal(
         self, topic: TopicRecord, change: RouteChange, record: PartitionRecord, partition: Partition
     ) -> None:
-        """Seal a partition, see to it that the seal is kept, and report it."""
-        assert change.state != "preparing", "only what is closing is sealed"
-        # The driver's hold may end, and a new leader holds nothing.
+        """Seal a partition, wait until a majority has synced the seal, and report it to the catalog."""
+        assert change.state != "preparing", "only the inputs of a closing change are sealed"
+        # Hold the partition: the hold that the change's driver asked for may end, and a new leader has none.
         partition.hold(plan.HOLD_MS / 1000)
         self._clear_the_way(partition)
         outputs = [Output(each.number, each.first, each.size, each.group) for each in change.outputs]
@@ -237,7 +244,7 @@ class RouteChanges:
                 await self._until_seen(answer.result.version)
 
     def _clear_the_way(self, partition: Partition) -> None:
-        """Drop what is not prepared, once it has been in the way of the seal for `PATIENCE_S`."""
+        """Drop staged records that are not prepared, once they have delayed the seal for `PATIENCE_S`."""
         now_s = asyncio.get_running_loop().time()
         if not partition.state.stages:
             self._blocked_s.pop(partition.replica.group, None)
@@ -245,7 +252,7 @@ class RouteChanges:
             drop_unprepared(partition)
 
     async def _synced_seals(self, partition: Partition) -> dict[str, tuple[int, int]]:
-        """Sync this log, and have the other voters sync theirs; return the seals that they name then."""
+        """Sync this log and ask the other voters to sync theirs; return their `synced_seal`, by node."""
         others = [
             node
             for voter, node in partition.replica.configuration_record.voters
@@ -270,14 +277,14 @@ class RouteChanges:
         return (answer.index, answer.term)
 
     async def _sync_seal(self, partition: Partition) -> None:
-        """Sync the log up to its seal at once: an `interval` log would wait for its time."""
+        """Sync the log up to its seal at once, because an `interval` log would be synced only later."""
         seal = partition.state.succession.sealed
         if seal is not None and seal.index > partition.log.synced_index:
             await self._shard.storage.sync(durable=True)
 
     @staticmethod
     def _is_reported(change: RouteChange, partition: Partition) -> bool:
-        """Return whether it is this log's seal that the catalog has recorded."""
+        """Return whether the catalog has recorded the seal that is in this log."""
         seal = partition.state.committed_seal
         return seal is not None and change.seals.get(partition.number) == Seal(
             seal.index, seal.end, seal.time_ms
@@ -325,7 +332,7 @@ class RouteChanges:
 
 
 def drop_unprepared(partition: Partition) -> None:
-    """Propose to drop all that is staged and not prepared: no decision may name it. Leader only."""
+    """Propose to drop all staged batches that are not prepared, which no decision can name. Leader only."""
     try:
         Participant(partition).drop_unprepared()
     except Problem as problem:

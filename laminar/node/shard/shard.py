@@ -1,8 +1,8 @@
 """A shard: one event loop on one CPU core, with the partitions it owns.
 
-It serves HTTP (on the shared port and on its own), drives its partitions' replicas, makes
-new ones when the catalog says so, and forwards what belongs to others. It shares nothing
-with other shards but the node's data folder, where each has its own store directory.
+It serves HTTP (on the shared port and on its own), runs the replicas of its partitions, creates new ones when
+the catalog says so, and forwards requests for partitions of other shards. It shares nothing with other shards
+but the node's data folder, where each has its own store directory.
 """
 
 from __future__ import annotations
@@ -104,10 +104,10 @@ LOW_TRASH_CHECK_S = 1.0
 
 
 def max_connections(open_files: int) -> int:
-    """Return how many HTTP connections a process may have that may open `open_files` files.
+    """Return how many HTTP connections a process may have, if it may open `open_files` files.
 
-    The logs take half at most. An eighth is left for the journal, for other nodes, and for connections
-    that are accepted only to be closed.
+    The logs take half of the files at most. An eighth is left for the journal, for other nodes, and for
+    connections that are accepted only to be closed.
     """
     return min(ServerLimits().max_connections, max(8, open_files * 3 // 8))
 
@@ -117,7 +117,7 @@ _update_decoder = msgspec.msgpack.Decoder(ViewUpdate)
 
 
 class Shard(Process):
-    """One shard of a node: `run` ends when it is stopped or cannot continue."""
+    """The process of one shard of a node: `run` ends when the shard is stopped or cannot continue."""
 
     def __init__(
         self, boot: Boot, *, storage: Storage, make_application: Callable[[Shard], ShardApplication]
@@ -239,7 +239,7 @@ class Shard(Process):
 
     @property
     def siblings(self) -> list[Role]:
-        """The other processes of this node."""
+        """The roles of the other processes of this node."""
         return [role for role in self.boot.roles if role != self.number]
 
     @property
@@ -249,12 +249,12 @@ class Shard(Process):
 
     @property
     def turns(self) -> Turns:
-        """The turns that principals take at this shard."""
+        """The fair queue in which principals take turns at this shard."""
         return self.http.turns
 
     @property
     def knows_its_replicas(self) -> bool:
-        """Whether the manifest is there; after its loss the catalog is asked first."""
+        """Whether the manifest is complete; False after its loss, until it is restored from the catalog."""
         return self.storage.manifest.known
 
     async def ask_sibling(self, role: Role, method: str, *, payload: bytes = b"", timeout_s: float) -> bytes:
@@ -263,26 +263,26 @@ class Shard(Process):
         return await self.transport.call(address, method, payload, timeout=timeout_s)
 
     def off_loop(self, job: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
-        """Run `job` in the thread for large bodies."""
+        """Run `job(*arguments)` in the thread for large bodies, and return a future of its result."""
         return self.http.off_loop(job, *arguments)
 
     def watched(self, keep: Callable[[Partition], bool]) -> Callable[[], list[Partition]]:
-        """Return a function for a periodic check: it returns the partitions that the check has to look at.
+        """Return a function that a periodic check calls for the partitions that it has to look at.
 
-        They are those whose group is awake or has been since the last call, and the quiesced ones for which
-        `keep` held then (`laminar.node.consensus.awake`).
+        These are the partitions whose groups were awake (not quiesced) since the last call, and quiesced ones
+        for which `keep` returned True then (`laminar.node.consensus.awake`).
         """
         return self.driver.awake.list_of(self.by_group, keep).take
 
     def failed_logs(self) -> set[int]:
-        """Return the ids of logs that take no more entries."""
+        """Return the ids of logs that have failed and take no more entries."""
         return {log.log_id for log in self.storage.failed_logs()}
 
     def _remind(self) -> None:
         self.driver.awake.remind(self.by_group, passed_s=REMIND_S)
 
     def catch_up_progress(self, group: bytes) -> tuple[int, int] | None:
-        """Return (bytes received, bytes in all) of the log being built for a replica; None if none is."""
+        """Return (bytes received, bytes in all) of a group's catch-up to this node; None if there is none."""
         return self.catch_up.progress_of(group)
 
     def trimmable_index(self, partition: Partition, border: int) -> int:
@@ -290,13 +290,13 @@ class Shard(Process):
         return self.retention.trimmable_index(partition, border)
 
     def release(self, replica: Replica, *, incarnation: int, last_term: int, last_index: int) -> bool:
-        """Let a recovering replica vote for logs that reach this entry; return whether it applied."""
+        """Release a recovering replica: its vote counts for logs that reach the entry (`Driver.release`)."""
         return self.driver.release(
             replica, incarnation=incarnation, last_term=last_term, last_index=last_index
         )
 
     def statistics(self) -> dict[str, dict[str, Any]]:
-        """Return counters and gauges by part of the shard; those of `node` are about the shard itself."""
+        """Return counters and gauges by part of the shard; the part `node` is the shard itself."""
         return {
             "storage": self.storage.statistics(),
             "repair": self.repairs.statistics(),
@@ -334,11 +334,11 @@ class Shard(Process):
     # -- life ----------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Serve until stopped."""
+        """Open the replicas, serve requests, follow the catalog; return after an orderly stop."""
         await self.listen()
         joining = self.cluster_id is None
         if joining:
-            # Its operator may ask it what it waits for. It has no replicas, so nothing else can be asked.
+            # An operator may ask the node for what it waits. Without replicas it can serve nothing else.
             self.spawn(self._serve_http())
             await self._first_view()
         if self.stopping.is_set():
@@ -393,21 +393,25 @@ class Shard(Process):
         await self.close()
 
     async def _serve_http(self) -> None:
-        """Answer HTTP when this shard can serve, or after `LATEST_S`; report both to the supervisor."""
+        """Open the HTTP ports when this shard is ready, or after `LATEST_S`; report to the supervisor."""
         if self._ports.held:
             try:
                 async with asyncio.timeout(LATEST_S):
                     await self._is_ready.wait()
                     await leaders_known(self.partitions.values(), self.view)
             except TimeoutError:
-                _log.warning("HTTP is answered although this shard has no view of its cluster yet")
+                _log.warning(
+                    "the HTTP port is opened after %g s although this shard is not ready: it has no view of "
+                    "its cluster, or its replicas know no leaders yet",
+                    LATEST_S,
+                )
         await self._ports.open()
         self.spawn(self._ports.open_shared())
         await self._is_ready.wait()
         self.boot.ready()
 
     async def _first_view(self) -> None:
-        """Wait for the first view: pushed by the controller, or asked for here."""
+        """Wait for the first view of the catalog: sent by the controller, or requested here."""
         address = UnixAddress(self.boot.unix_name(CONTROLLER))
         while self.view.message is None and not self.stopping.is_set():
             try:
@@ -437,7 +441,10 @@ class Shard(Process):
         return b""
 
     def _take_view(self, message: ViewMessage, delta: CatalogDelta | None = None) -> None:
-        """Follow a new view, in which this has changed; None: anything may have."""
+        """Use a new view from now on, and start the work that it asks for.
+
+        `delta` says what has changed since the last view; None if anything may have.
+        """
         if message.catalog.version < self.view.version:
             return
         known = self.view.nodes()
@@ -463,7 +470,8 @@ class Shard(Process):
     async def refresh_view(self) -> None:
         """Wait until the view is at least as new as the catalog was at the call.
 
-        A view may be old, so what is missing in it may still exist.
+        Call it before you rely on the absence of something: a view may be outdated, so a topic that is
+        missing in it may exist.
 
         Raises:
             Problem: `no_leader` while the catalog has no leader, or no new view reaches this node.
@@ -489,7 +497,7 @@ class Shard(Process):
 
     @property
     def ready(self) -> bool:
-        """Whether this shard knows its cluster and has opened its replicas."""
+        """Whether this shard has a view of its cluster that names this node, and has opened its replicas."""
         return self._is_ready.is_set()
 
     async def view_change(self, timeout_s: float) -> bool:
@@ -509,35 +517,38 @@ class Shard(Process):
     # -- replicas ------------------------------------------------------------------------
 
     def knows(self, node: str) -> bool:
-        """Return whether this process has a record or an address of a node."""
+        """Return whether the view has a node of this name."""
         return node in self.view.nodes()
 
     def known_boot(self, node: str) -> BootRecord | None:
-        """Return the newest boot record of another node's data folder that the view has named."""
+        """Return the newest boot record of another node's data folder in the view, or None."""
         return self.view.message.boots.get(node) if self.view.message is not None else None
 
     def known_store(self, node: str) -> bytes | None:
-        """Return the store id of another node's data folder that the view has named."""
+        """Return the store id of another node's data folder in the view, or None."""
         record = self.view.nodes().get(node)
         return None if record is None else record.store_id
 
     def is_removed(self, store_id: bytes) -> bool:
-        """Return whether a data folder is of a node that was removed, by the view."""
+        """Return whether this data folder belongs to a node that was removed from the cluster."""
         return self.view.message is not None and store_id in self.view.message.catalog.removed_stores
 
     def admits(self, peer: Peer) -> bool:
-        """Return whether a peer's messages count; none of another node before the first view."""
+        """Return whether a peer's messages are accepted; none from other nodes before the first view."""
         return self.view.message is not None and super().admits(peer)
 
     def holder_address(self, node: str, entry: ReplicaEntry) -> Address | None:
-        """Return the address of the process on `node` that owns a group; it need not be driven here yet."""
+        """Return the address of the process on `node` that owns an entry's group, or None.
+
+        The group's replica need not be running here yet.
+        """
         return self.view.partition_address(node, entry.topic, entry.partition)
 
     def holders_of(self, entry: ReplicaEntry, replica: Replica | None) -> list[str]:
         """Return the nodes of the other members of a group, the leader's first.
 
-        Before the replica's log is read, the catalog's members count too: a replica that was added later
-        knows the others only by the catalog then.
+        Before the replica's log is read (`replica` is None), the members in the catalog are included: a
+        replica that was added later knows the others only from the catalog then.
         """
         nodes = super().holders_of(entry, replica)
         record = self.view.partition(entry.topic, entry.partition)
@@ -548,7 +559,7 @@ class Shard(Process):
         return nodes
 
     def address_of(self, node: str, replica: Replica) -> Address | None:
-        """Return the address of the process on `node` that owns the replica's group."""
+        """Return the address of the process on `node` that owns the replica's group, or None."""
         machine = self.by_group.get(replica.group)
         if machine is None:
             return None
@@ -559,11 +570,11 @@ class Shard(Process):
         await self.catch_up.drop_unfinished()
 
     async def open(self, entry: ReplicaEntry) -> None:
-        """Start a replica of the manifest; keep it as `lost` if its log, or its term and vote, is missing."""
+        """Start a replica of the manifest; note it as `lost` if its log, or its term and vote, is missing."""
         await self._opener.open(entry)
 
     def opened(self, partition: Partition) -> None:
-        """Note that a replica takes part now: the catalog may ask something of it that it does not do yet."""
+        """Note that a replica takes part now, and look for work that the catalog asks of it."""
         partition.on_led = self._led
         partition.appends.on_delayed = lambda: self.publishers.added(partition)
         if self.work.changed(partition):
@@ -580,15 +591,21 @@ class Shard(Process):
             self.publishers.added(partition)
 
     def refusal(self) -> Problem | None:
-        """Return why this shard takes no appends now; None if it does."""
+        """Return the problem for which this shard takes no appends now; None if it takes them."""
         return self._storage_refusal() or (self.space.refusal() if self.space.low else None)
 
     def trace_refusal(self) -> Problem | None:
-        """Return why this shard takes no events of the trace now, as it may before other appends; or None."""
+        """Return the problem for which this shard takes no events of the trace now, or None.
+
+        They are refused earlier than other appends while the disk fills.
+        """
         return self._storage_refusal() or self.space.trace_refusal()
 
     def consumer_refusal(self) -> Problem | None:
-        """Return why this shard takes nothing from consumers now, neither receives nor cursors; or None."""
+        """Return the problem for which this shard takes no cursors and receives of consumers now, or None.
+
+        They are refused later than other appends while the disk fills.
+        """
         return self._storage_refusal() or self.space.consumer_refusal()
 
     def _storage_refusal(self) -> Problem | None:
@@ -612,7 +629,7 @@ class Shard(Process):
 
     def _rules_of(self, topic: str) -> Rules:
         if topic == COORDINATORS:
-            # A coordinator's state is in its tables, and each `log_start` entry has all of them: so entries
+            # A coordinator's whole state is in its tables, which each `log_start` entry contains: so entries
             # need not be kept.
             return Rules(retention_bytes=0)
         record = self.view.topics().get(topic)
@@ -623,11 +640,14 @@ class Shard(Process):
         return None if record is None else setting_of(record.settings)
 
     def _retain(self) -> Work | None:
-        """Trim the logs led here to their topics' retention."""
+        """Trim the logs led here by their topics' retention; return the rest of the work, if there is any."""
         return self.retention.check_all(self.partitions.values())
 
     def _check_snapshots(self) -> Work | None:
-        """Write the snapshots that are due, so that a start after a crash has little to replay."""
+        """Return the work of writing the snapshots that are due, or None.
+
+        With them a start after a crash has little of the logs to replay.
+        """
         due = [partition for partition in self._grown() if self._snapshots.due(partition)]
         return self._write_snapshots(due) if due else None
 
@@ -636,7 +656,7 @@ class Shard(Process):
             await self._snapshots.write(partition)
 
     async def _purge_trash(self) -> None:
-        """Purge the trash at the start and every hour; while space is low, keep nothing in it."""
+        """Purge the trash (of deleted logs) at the start and every hour; empty it while disk space is low."""
         directory = trash_directory(self.boot.data_directory)
         trash = Trash(self.environment.disk, directory, keep_ms=self.boot.settings.trash_ms)
         low = asyncio.Event()
@@ -650,15 +670,15 @@ class Shard(Process):
             except TimeoutError:
                 continue
 
-    # -- in line with the catalog --------------------------------------------------------
+    # -- following the catalog -----------------------------------------------------------
 
     def request_reconcile(self) -> None:
-        """Let the reconcile loop compare this shard with the view soon."""
+        """Wake the reconcile loop, to compare this shard with the view again."""
         self._view_is_new = True
         self._reconcile_due.set()
 
     def _check_reconcile(self) -> None:
-        """Continue what needs no new view: lone voters, replicas that move, and what is not finished."""
+        """Continue work that needs no new view: lone voters, replicas that move, and unfinished steps."""
         self._opener.campaign_lone_voters()
         if self._reconciler.is_unfinished:
             self.request_reconcile()
@@ -666,7 +686,7 @@ class Shard(Process):
             self._reconcile_due.set()
 
     async def _reconcile_loop(self) -> None:
-        """Make and remove replicas as the catalog says, whenever a view comes."""
+        """Bring the shard's replicas to what the catalog says, whenever a view comes or work is due."""
         while True:
             await self._reconcile_due.wait()
             self._reconcile_due.clear()
@@ -679,7 +699,10 @@ class Shard(Process):
                 await self.moves.run_pass()
 
     async def _knows_its_replicas(self) -> bool:
-        """Return whether the manifest names all that was here; nothing is created before it does."""
+        """Return whether the manifest names all replicas that were here; restore it first if it was lost.
+
+        Before that no replica is created, moved or deleted.
+        """
         again_s = RETRY_S
         try:
             if await self._lost_manifest.settle():
@@ -687,15 +710,15 @@ class Shard(Process):
         except TransportError as error:
             _log.debug("the catalog cannot be asked now: %s", error)
         except StorageError as error:
-            _log.error("cannot write a new manifest for this shard now: %s", error)
+            _log.error("cannot write a new manifest for this shard now, will retry: %s", error)
             again_s = STORAGE_RETRY_S
         asyncio.get_running_loop().call_later(again_s, self.request_reconcile)
         return False
 
     async def _follow_view(self) -> None:
-        """Take all steps that the view asks for. One that fails is tried again later, and stops no other.
+        """Take all steps of reconciliation. A step that fails is tried again later; the others still run.
 
-        A later step may bring what an earlier one waits for, such as room on the disk.
+        A later step may provide what an earlier one needs, such as room on the disk.
         """
         self._opener.campaign_lone_voters()
         again_s = 0.0
@@ -720,14 +743,14 @@ class Shard(Process):
         reconciler.campaign_first_replicas()
 
     def owns(self, record: PartitionRecord) -> bool:
-        """Return whether this shard owns a partition, wherever its replicas are."""
+        """Return whether the partition belongs to this shard on this node, with or without a replica here."""
         return owner_shard(partition_hash(record.topic, record.number), self.boot.shards) == self.number
 
     async def ask_catalog(self, request: CatalogRequest) -> CatalogAnswer:
         """Ask the catalog's leader through this node's controller.
 
         Raises:
-            TransportError: no answer came.
+            TransportError: if no answer came.
         """
         address = UnixAddress(self.boot.unix_name(CONTROLLER))
         payload = await self.transport.call(
@@ -736,7 +759,7 @@ class Shard(Process):
         return decode_answer(payload)
 
     def remove_replica(self, entry: ReplicaEntry, error: StorageError) -> None:
-        """Stop driving, repairing and serving a replica; its waiters get `error`."""
+        """Stop running, repairing and serving a replica; requests that wait for it fail with `error`."""
         self.driver.remove(entry.group, error)
         self.repairs.forget(entry.group)
         self.lost = [each for each in self.lost if each.replica_id != entry.replica_id]
@@ -748,7 +771,7 @@ class Shard(Process):
 
 
 def store_of(boot: Boot) -> str:
-    """Return the shard's store directory. Blocks."""
+    """Return the path of the shard's store directory. Blocks while it reads the layout of the data folder."""
     assert isinstance(boot.role, int)
     payload = Document(boot.environment.disk, boot.data_directory, LAYOUT_DOCUMENT).read()
     assert payload is not None, f"no shard layout in {boot.data_directory}: recovery comes first"

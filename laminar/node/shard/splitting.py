@@ -1,9 +1,11 @@
-"""Splits by load: a partition that takes much for long is split in two, if its topic asks for that.
+"""Splits by load: a partition with a high append rate over minutes is split, if its topic asks for that.
 
-The topic's setting `split_bytes_per_s` is the limit: a partition is split when more was appended to it in
-each of `MINUTES` minutes in a row, as its leader counts. At its newest records the leader finds where to cut.
-It does not split what a cut would not relieve: a key's records stay together. The catalog allows one change
-of a topic at a time, and no more partitions than `max_partitions`. Nothing is ever merged by load.
+The topic's setting `split_bytes_per_s` is the limit: a partition is split in two if more was appended to it
+in each of `MINUTES` minutes in a row, as its leader counts. The leader chooses the cut (the place at which
+the partition's range of keys is divided) by a sample of its newest records. It does not split a partition if
+a cut would not help, because most of the load is of one key, whose records stay together. The catalog allows
+one change of a topic at a time, and no more partitions than `max_partitions`. Partitions are never merged by
+load.
 """
 
 from __future__ import annotations
@@ -25,22 +27,22 @@ _log = logging.getLogger("laminar.routes")
 
 MINUTE_S = 60.0
 MINUTES = 10
-# Of what was appended lately a part may get this share at most, else the split is not worth it.
+# A split is done only if each part would get at most this share of the bytes that were appended lately.
 MOST_IN_ONE_PART = 0.9
 WAIT_MS = 60_000
 
 
 class Splitting:
-    """The partitions that one shard leads; `check` is called every `MINUTE_S`."""
+    """Begins splits of the partitions that one shard leads. The shard calls `check` every `MINUTE_S`."""
 
     def __init__(self, shard: ShardContext) -> None:
         self._shard = shard
-        # By partition: the bytes of its log at the last check, and in how many minutes it was above.
+        # By partition: the bytes appended up to the last check, and the minutes in a row above the limit.
         self._seen: dict[Partition, tuple[int, int]] = {}
         self.begun = 0
 
     async def check(self) -> None:
-        """Look at what was appended since the last check, and begin at most one split."""
+        """Compare the bytes appended since the last check with the limits, and begin at most one split."""
         seen: dict[Partition, tuple[int, int]] = {}
         due: list[tuple[TopicRecord, Partition]] = []
         topics = self._shard.view.topics()
@@ -62,7 +64,7 @@ class Splitting:
                 return
 
     async def _split(self, topic: TopicRecord, partition: Partition) -> bool:
-        """Begin the split of a partition; return whether the catalog took it."""
+        """Ask the catalog to split a partition; return whether the split has begun."""
         held = lineages_of(topic)[partition.number]
         if held.status != "open" or held.range.size < 2:
             return False

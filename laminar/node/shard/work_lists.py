@@ -1,38 +1,39 @@
-"""The work lists of a shard: which partitions each of its duties has to look at.
+"""The work lists of a shard: for each duty of the shard, the partitions that the duty has to look at.
 
-A change of the catalog names the records that it changes. So a duty of a shard looks at its list, and not at
-every partition of the catalog: making a topic costs the same however many there are.
+A duty is a task that follows the catalog, such as creating replicas or sealing partitions. A change of the
+catalog names the records that it changes. So a duty looks only at its list, not at every partition of the
+catalog, and creating a topic takes the same time however many topics there are.
 
-Each list has a rule, `is_due`. A partition is on the list when the rule held the last time that it was asked,
-and the rule is asked again when something happens that it may depend on:
+Each list has a rule, the function `is_due`. A partition is on the list if the rule returned True the last
+time that it was called, and the rule is called again when anything happens on which it may depend:
 
-- the partition's record changes, or its topic's; with a whole view, every record;
-- its replica here is opened, or begins to lead;
+- the partition's record or its topic's record changes; with a whole new view, every record counts as changed;
+- the partition's replica here is opened, or begins to lead;
 - this node begins or ceases to drain.
 
-A duty does not take a partition off its list: `due` does, when the rule no longer holds. So what a duty could
-not finish stays due: an error, a refused confirmation or a crash loses nothing.
+A duty does not take a partition off its list: `due` does, when the rule no longer holds. So work that a duty
+could not finish stays due, after an error, a refused confirmation or a crash.
 
-What makes a partition due, by duty, and what looks at the list again while it is not empty:
+When a partition is due, by duty, and how often the duty looks at its list while this is not empty:
 
-- to make: this store has a replica to make in a group that is being created. Each second.
-- tombstones: the catalog has one of a replica of this shard. Each second.
-- home: a live group has a replica of this store to make or to delete. Each second, as for replicas that are
-  lost or whose log may be empty, which are no matter of the catalog.
-- members: a group led here has a replica that leaves, a learner, or other voters than those placed. Each
-  second.
-- leaders: a group led here is another's to lead. Each second.
-- routes: a group led here is an input that is to be sealed or whose seal is to be reported, an output that is
-  to be opened, or may lack a seal; or a replica here has not heard yet that its seal is kept. Every 200 ms,
-  and at once with a view or an election.
-- channels: a group led here lacks a channel of its topic in its log, or its newest settings, or has one that
-  the view has not. Every 200 ms, and at once with a view or an election.
-- policies, losses, first campaigns: with each view, and when a replica opens; what failed, after a pause.
-- min_replicas, trace: with each view; they cannot fail.
+- to make: this store has a replica to create in a group that is being created. Each second.
+- tombstones: the catalog has a tombstone of a replica of this shard. Each second.
+- home: a live group has a replica of this store to create or to delete. Each second, like replicas that are
+  lost or whose log may be empty, which do not depend on the catalog.
+- members: a group led here has a replica that leaves, a learner, or voters that differ from the placement.
+  Each second.
+- leaders: a group led here is to be led by another node. Each second.
+- routes: a group led here is an input to be sealed or whose seal is to be reported, or an output to be
+  opened, or its log may have lost a seal; or a replica here does not know yet that its seal is final. Every
+  200 ms, and at once with a view or an election.
+- channels: a group led here lacks a channel of its topic in its log, or the channel's newest settings, or has
+  a channel that is not in the view. Every 200 ms, and at once with a view or an election.
+- policies, losses, first campaigns: with each view, and when a replica opens; after a failure, after a pause.
+- min_replicas, trace: with each view; these cannot fail.
 
-A rule that depends on something else would leave work undone for ever. So `check_all` asks every rule for
-every partition, now and then and a few at a time. What it finds is done, and counted in `missed`: that is a
-mistake of this module's users, and the simulator fails on it.
+If a rule depended on anything else, work would stay undone for ever. So from time to time `check_all` calls
+every rule for every partition, a few at a time. Work that it finds is done, and counted in `missed`: it shows
+a bug in the users of this module, and the simulator fails on it.
 """
 
 from __future__ import annotations
@@ -50,17 +51,17 @@ from router import owner_shard, partition_hash
 _log = logging.getLogger("laminar.shard")
 
 CHECK_S = 30.0
-"""How long after the end of a check of everything the next one begins."""
+"""The pause (seconds) between two runs of `check_all`."""
 
-# Partitions that are checked in one turn of the loop: by all rules one takes up to 80 us.
+# Partitions that `check_all` checks in one turn of the loop: all rules for one take up to 80 us.
 AT_ONCE = 25
 
 Rule = Callable[[PartitionRecord, Partition | None], bool]
-"""Whether a duty has to look at a partition of this shard: by its record, and its replica if one is open."""
+"""Returns whether a duty has to look at a partition, from its record and its replica here (None: none)."""
 
 
 class WorkList:
-    """The keys of the partitions that one duty has to look at."""
+    """The list of one duty: the keys (``topic/number``) of the partitions that it has to look at."""
 
     __slots__ = ("is_due", "keys", "name")
 
@@ -71,7 +72,7 @@ class WorkList:
 
 
 class WorkLists:
-    """The lists of one shard. Its duties add theirs before the first view comes."""
+    """All work lists of one shard. Each duty adds its list before the first view comes."""
 
     def __init__(self, shard: ShardContext) -> None:
         self._shard = shard
@@ -79,19 +80,22 @@ class WorkLists:
         # Whether this node was draining in the last view.
         self._draining = False
         self.stones: set[str] = set()
-        """Keys of the tombstones that name a replica of this shard."""
+        """Keys of the catalog's tombstones (deleted partitions) that name a replica of this shard."""
         self.missed = 0
-        # Called with a text for each partition that `check_all` finds and no list had.
+        # Called with a text for each partition that `check_all` finds due and that was not on its list.
         self.on_missed: Callable[[str], None] = _log.error
 
     def add(self, name: str, is_due: Rule) -> WorkList:
-        """Return a new list; `is_due` as in `WorkList`."""
+        """Create and return the list of a duty, with its rule `is_due`."""
         work = WorkList(name, is_due)
         self._lists.append(work)
         return work
 
     def due(self, work: WorkList) -> list[tuple[PartitionRecord, Partition | None]]:
-        """Return the partitions on a list, sorted by key, with their replicas here; drop what is not due."""
+        """Return the partitions on a list that are due, sorted by key, with their replicas here.
+
+        Those that are not due any more are taken off the list.
+        """
         found = []
         for key in sorted(work.keys):
             known = self._known(key)
@@ -104,7 +108,7 @@ class WorkLists:
     # -- what happens ------------------------------------------------------------------------
 
     def follow(self, delta: CatalogDelta | None) -> None:
-        """Ask the rules again for what a new view changes; `delta` None: for everything."""
+        """Call the rules again for the partitions that a new view changes; for all if `delta` is None."""
         message = self._shard.view.message
         assert message is not None, "follow a view"
         was_draining, self._draining = self._draining, self.is_draining(self._shard.node)
@@ -126,18 +130,18 @@ class WorkLists:
         self._look(keys)
 
     def changed(self, partition: Partition) -> bool:
-        """Ask the rules for a partition that is open now, or led; return whether a list has grown."""
+        """Call the rules for a partition that was opened or begins to lead; return whether a list grew."""
         return self._look([f"{partition.topic}/{partition.number}"])
 
     def is_draining(self, node: str) -> bool:
-        """Return whether a node is to be emptied by the view, or is none of the cluster."""
+        """Return whether a node drains according to the view, or is no node of the cluster (any more)."""
         record = self._shard.view.nodes().get(node)
         return record is None or record.draining
 
     # -- everything --------------------------------------------------------------------------
 
     async def check_all(self) -> None:
-        """Ask every rule for every partition, a few at a time; put what was missed on its list."""
+        """Call every rule for every partition, a few at a time; put missed due ones on their lists."""
         message = self._shard.view.message
         if message is None:
             return
@@ -145,7 +149,7 @@ class WorkLists:
         for place, key in enumerate(list(message.catalog.partitions)):
             if place % AT_ONCE == AT_ONCE - 1:
                 await asyncio.sleep(0)
-            known = self._known(key)  # as it is now
+            known = self._known(key)  # its present record, not that of the start of this check
             if known is not None:
                 for work in self._lists:
                     if key not in work.keys and work.is_due(*known):
@@ -166,7 +170,7 @@ class WorkLists:
     # -- one partition -----------------------------------------------------------------------
 
     def _look(self, keys: Iterable[str]) -> bool:
-        """Ask the rules for these partitions; return whether a list has grown."""
+        """Call the rules for these partitions and update the lists; return whether a list has grown."""
         grown = False
         for key in keys:
             known = self._known(key)

@@ -1,4 +1,4 @@
-"""The tables that follow from a partition's log: producers, keys, cursors, sinks, stages, its end.
+"""The tables that are derived from a partition's log: producers, keys, cursors, channels, sinks and others.
 
-Begin with `state`, which holds them together.
+Begin with `state`, which combines them.
 """

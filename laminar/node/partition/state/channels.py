@@ -1,23 +1,25 @@
 """The table of channels of one partition: which records are out, to be tried again, or dead, by channel.
 
-A channel is a named queue of a topic. Of each record it knows one of four things: it is at or after `next`,
-so it was never given out; it is *out*, given to a consumer that has not acknowledged it; it is *aside*, to be
-given out later, or never (*dead*); or it is done. What is done is stored nowhere: below `next` it is all that
-is neither out nor aside. So acknowledgements in any order cost no state.
+A channel is a named queue of a topic. For a channel each record is in one of four states. *Not given out
+yet*: its offset is at or after the channel's `next`. *Out*: given to a consumer that has not acknowledged it.
+*Aside*: it waits to be given out again, or is *dead* and will not be. *Done*: every record below `next` that
+is neither out nor aside. The table stores only records that are out or aside (*open* records), so
+acknowledgements in any order take no space.
 
-**A delivery is an entry of the log**: a consumer is given a record when the `OUT` that names it is committed.
-So every leader knows what is out and how often it was tried, and one that was deposed gives out nothing. The
-number of a delivery is the index of that entry, and only the consumer that names it may acknowledge.
+**A delivery is an entry of the log**: a consumer gets a record when the `channel` entry whose change
+`GivenOut` names the record is committed. So every leader knows which records are out and how often they were
+tried, and a deposed leader cannot give out any. The number of a delivery is the index of that entry, and only
+a consumer that names this number may acknowledge the record.
 
-A `channel` entry holds changes, which are applied in order; what does not fit the table (a record that is not
-out, a channel that is closed) changes nothing. Like the table of cursors this one is a function of the log:
-changed when an entry is appended, rolled back when the entry is truncated. What to give out next, and when a
-consumer's time is over, is decided by the leader (`laminar.node.channels`). Reference: `docs/channels.md`.
+A `channel` entry holds changes, which are applied in order. A change that does not fit the table (its record
+is not out, its channel is closed) has no effect. Like the table of cursors this one is a function of the log:
+changed when an entry is appended, rolled back when the entry is truncated. The leader decides which record to
+give out next, and when a consumer's time is over (`laminar.node.channels`). Reference: `docs/channels.md`.
 
-So that a record that is out or aside does not keep all that follows it in the log, the leader copies it to
-the log's end when retention would trim it (`laminar.node.channels.carrier`): in one entry, which is at once
-the copy and the change of the table. A copy changes nothing of what is open: what has ended when its entry is
-applied has no copy, and a copy is forgotten with the last channel that has its record open.
+An open record would keep the whole log after it from being trimmed. So when retention would trim an open
+record, the leader copies it to the log's end (`laminar.node.channels.carrier`); one entry contains the copy
+and the change of the table. A copy does not change the state of its record. A record that was done before the
+entry is applied gets no copy, and a copy is forgotten when its record is open in no channel any more.
 """
 
 from __future__ import annotations
@@ -39,31 +41,35 @@ from laminar.wire.channels import ChannelSettings
 T = TypeVar("T")
 
 MAX_OPEN: Final = 100_000
-"""Most records of one channel that are out or aside; beyond it none is given out for the first time."""
+"""Most open records (out or aside) of one channel; at this number only records aside are given out."""
 MAX_OPEN_HERE: Final = 200_000
-"""The same of all channels of one partition: each is in memory on every replica, and in every snapshot."""
+"""Most open records of all channels of one partition: all replicas and snapshots contain them."""
 
 NO_KEY: Final = 0
-"""The hash that stands for a record without a key, and for every record of a channel without order."""
+"""The key hash of a record without a key, and of every record in a channel that keeps no order."""
 
 
 TIME_OUT: Final = "time-out"
-"""The reason of a failure by time."""
+"""The `reason` text of a delivery that failed because its time ran out."""
 
 
 class Why(IntEnum):
     """Why a record is aside."""
 
     RETRY = 0
-    """It was tried, and is due at a time."""
+    """A delivery of it has ended without success; it is given out again at its due time."""
     BUSY = 1
-    """An earlier record of its key was out or aside; it was never tried."""
+    """It was never given out, because an earlier record with the same key was out or aside."""
     DEAD = 2
-    """It was tried often enough. It waits for a person, and is dropped after `dead_ms`."""
+    """All its attempts failed. It waits for an operator, and is dropped after `dead_ms`."""
 
 
 class Out(NamedTuple):
-    """A record that is out: the delivery, the number of this attempt (from 1), the time that it has."""
+    """A record that is out: given to a consumer and not acknowledged yet.
+
+    `delivery` is the index of the entry that gave it out, `attempt` the number of this attempt (from 1),
+    `timeout_ms` the time that the consumer has, `key` the hash of the record's key.
+    """
 
     delivery: int
     attempt: int
@@ -72,9 +78,11 @@ class Out(NamedTuple):
 
 
 class Aside(NamedTuple):
-    """A record that is aside. `attempts`: how often it was tried; `due_ms`: when it may be out again.
+    """A record that is aside: it waits to be given out again, or it is dead.
 
-    Of a dead record `due_ms` is the time at which it died. `reason` is the consumer's text.
+    `attempts` is how often it was given out and failed, `due_ms` the time from which it may be given out
+    again (of a dead record the time at which it died), `delay_ms` the delay that led to this time, `key` the
+    hash of its key, and `reason` the text with which a consumer reported the failure.
     """
 
     attempts: int
@@ -86,9 +94,9 @@ class Aside(NamedTuple):
 
 
 class Copy(NamedTuple):
-    """A copy of a record that is open: the entry that has it, and its row there.
+    """The copy of an open record: the index of the entry that contains it, and its row in that entry's batch.
 
-    `size`: about how many bytes it takes; `time_ms`: the append time of the record itself.
+    `size` is its approximate size in bytes, `time_ms` the append time of the original record.
     """
 
     entry: int
@@ -98,9 +106,9 @@ class Copy(NamedTuple):
 
 
 class Opened(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """Open a channel that gives out from offset `next` up to `until` (None: no end).
+    """Change: open a channel, which gives out the records from offset `next` up to `until` (None: no end).
 
-    For one that is open, with a higher version: its settings from here on.
+    If the channel is open already and `version` is higher, only its settings are replaced.
     """
 
     channel: int
@@ -112,17 +120,18 @@ class Opened(msgspec.Struct, frozen=True, array_like=True, tag=1):
 
 
 class Closed(msgspec.Struct, frozen=True, array_like=True, tag=2):
-    """Close a channel: forget it."""
+    """Change: close a channel and forget all its state."""
 
     channel: int
 
 
 class GivenOut(msgspec.Struct, frozen=True, array_like=True, tag=3):
-    """Give out records: `fresh` ones before the new `next`, and `again` those of `aside`.
+    """Change: give out records, and move the channel's `next` forward.
 
-    `fresh` are runs, `again` is an ascending list, both as `spaced`. In a channel with order `keys` has the
-    hash of each fresh one, and `busy` the others before `next` that wait for one of their key: place, hash,
-    place, hash. What is below `next` and nowhere named is passed over for good.
+    `fresh` are records given out for the first time, as runs (`spaced_runs`). `again` are records that were
+    aside, as distances (`spaced`). In a channel that keeps the order of keys, `keys` has the key hash of each
+    fresh record, and `busy` lists the records before `next` that must wait for an earlier one of their key:
+    distance, hash, distance, hash, and so on. A record below `next` that is not listed is never given out.
     """
 
     channel: int
@@ -135,17 +144,17 @@ class GivenOut(msgspec.Struct, frozen=True, array_like=True, tag=3):
 
 
 class Acknowledged(msgspec.Struct, frozen=True, array_like=True, tag=4):
-    """End records that are out or aside: runs, as `spaced`."""
+    """Change: records that are out or aside are done; `runs` are their offsets (`spaced_runs`)."""
 
     channel: int
     runs: list[int]
 
 
 class Failed(msgspec.Struct, frozen=True, array_like=True, tag=5):
-    """Put records that are out aside.
+    """Change: the deliveries of records that are out have failed, so put these records aside.
 
-    `items` has for each: distance, delay in ms from this entry's time on (-1: dead), whether the attempt
-    counts (1, 0).
+    `items` has three values per record: the distance from the record before (`spaced`), the delay in ms from
+    the append time of this entry (-1: the record is dead), and whether the attempt counts (1 or 0).
     """
 
     channel: int
@@ -154,10 +163,10 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag=5):
 
 
 class Sought(msgspec.Struct, frozen=True, array_like=True, tag=6):
-    """Give out from offset `next` on, whatever was out or done there.
+    """Change: move the channel to offset `next`; all records from there on are given out again.
 
-    What is out before it goes aside and is due at once, and that attempt does not count; with `drop` it ends,
-    as does what is aside but dead.
+    Records before `next` that are out are put aside, due at once, and their attempt does not count. With
+    `drop` they are done instead, and so are the records aside before `next`, except dead ones.
     """
 
     channel: int
@@ -166,17 +175,21 @@ class Sought(msgspec.Struct, frozen=True, array_like=True, tag=6):
 
 
 class Retried(msgspec.Struct, frozen=True, array_like=True, tag=7):
-    """Make records of `aside` due: distance, delay, distance, delay. Dead ones begin with attempt 1 again."""
+    """Change: set when records that are aside are due; dead ones start again with attempt 1.
+
+    `items` has two values per record: the distance from the record before (`spaced`), and the delay in ms.
+    """
 
     channel: int
     items: list[int]
 
 
 class Copied(msgspec.Struct, frozen=True, array_like=True, tag=10):
-    """Copy records that are open in any channel: `frame` is a batch of them, in the order of `offsets`.
+    """Change: this entry contains copies of open records: `frame` is a batch of them, ordered as `offsets`.
 
-    `channel` is 0: it is for all. `offsets` are ascending, as `spaced`; `times` are their append times in ms,
-    and `size` is about how many bytes each takes. The entry has no other change.
+    `channel` is 0, because the copies serve all channels. `offsets` are those of the records (`spaced`),
+    `times` their append times in ms, and `size` the approximate size of each in bytes. The entry has no other
+    change.
     """
 
     channel: int
@@ -187,9 +200,10 @@ class Copied(msgspec.Struct, frozen=True, array_like=True, tag=10):
 
 
 class Deleted(msgspec.Struct, frozen=True, array_like=True, tag=14):
-    """Lose the records before an offset that have copies: a person deletes all that is before it.
+    """Change: forget open records before offset `before` that have copies, as an operator deletes them.
 
-    `channel` is 0: it is for all. Records without copies are lost with the start of the log that follows.
+    `channel` is 0, because it applies to all channels. Open records without copies are forgotten by the
+    `log_start` entry that follows.
     """
 
     channel: int
@@ -197,7 +211,7 @@ class Deleted(msgspec.Struct, frozen=True, array_like=True, tag=14):
 
 
 class Started(NamedTuple):
-    """The log is to begin after entry `last`, at `offset`: what is before it, without a copy, is lost."""
+    """A new start of the log, after entry `last`, at `offset`; records before it without a copy are lost."""
 
     last: int
     offset: int
@@ -221,7 +235,7 @@ _decoder = msgspec.msgpack.Decoder(list[Change])
 
 
 def channel_entry(changes: Sequence[Change], *, synced: bool = False) -> bytearray:
-    """Return the batch of a `channel` entry, not stamped yet. `synced`: it counts only when it is synced."""
+    """Return the unstamped batch of a `channel` entry; with `synced` it counts only once it is synced."""
     return build_control(Kind.CHANNEL, msgspec.msgpack.encode(changes), flags=Flag.SYNCED if synced else 0)
 
 
@@ -234,7 +248,7 @@ def channel_changes(frame: Buffer) -> list[Change]:
 
 
 def runs_of(offsets: Iterable[int]) -> list[tuple[int, int]]:
-    """Return ascending offsets as runs: the first of each, and how many follow each other."""
+    """Return ascending offsets as runs of consecutive ones: (first offset, count) of each run."""
     runs: list[tuple[int, int]] = []
     first = count = 0
     for offset in offsets:
@@ -250,7 +264,7 @@ def runs_of(offsets: Iterable[int]) -> list[tuple[int, int]]:
 
 
 def spaced_runs(runs: Iterable[tuple[int, int]]) -> list[int]:
-    """Return ascending runs as distance, count, ...: each distance is from the end of the run before."""
+    """Encode ascending runs as a flat list: distance from the end of the run before, count, and so on."""
     found: list[int] = []
     end = 0
     for first, count in runs:
@@ -260,7 +274,7 @@ def spaced_runs(runs: Iterable[tuple[int, int]]) -> list[int]:
 
 
 def runs_in(spaced: Sequence[int]) -> Iterator[range]:
-    """Yield the runs of offsets that `spaced_runs` has made numbers of."""
+    """Decode the list of `spaced_runs`: yield each run as a range of offsets."""
     end = 0
     for distance, count in zip(spaced[::2], spaced[1::2], strict=True):
         yield range(end + distance, end + distance + count)
@@ -268,12 +282,12 @@ def runs_in(spaced: Sequence[int]) -> Iterator[range]:
 
 
 def copied_offsets(change: Copied) -> list[int]:
-    """Return the offsets of the records that are copied, in the order of their batch."""
+    """Return the offsets of the records that a `Copied` change copies, in the order of its batch."""
     return list(offsets_in(change.offsets))
 
 
 def spaced(offsets: Iterable[int]) -> list[int]:
-    """Return ascending offsets as distances, each from the one before, the first from 0."""
+    """Encode ascending offsets as distances: each from the offset before, the first from 0."""
     found: list[int] = []
     last = 0
     for offset in offsets:
@@ -283,7 +297,7 @@ def spaced(offsets: Iterable[int]) -> list[int]:
 
 
 def offsets_in(distances: Iterable[int]) -> Iterator[int]:
-    """Yield the offsets that `spaced` has made distances of."""
+    """Decode the distances of `spaced`: yield the offsets."""
     offset = 0
     for distance in distances:
         offset += distance
@@ -291,9 +305,11 @@ def offsets_in(distances: Iterable[int]) -> Iterator[int]:
 
 
 class StoredChannel(msgspec.Struct, frozen=True, array_like=True):
-    """One channel in a stored table; `out`, `aside` and `copies` are flat: five, seven and five values each.
+    """One channel in a stored table.
 
-    `copies` are of records that are open in this channel; one may be open in others, too.
+    `out`, `aside` and `copies` are flat lists with five, seven and five values per record: its offset and the
+    fields of `Out`, `Aside` or `Copy`. `copies` are those of records that are open in this channel, which may
+    be open in other channels, too.
     """
 
     channel: int
@@ -309,7 +325,7 @@ class StoredChannel(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _Head(NamedTuple):
-    """What of a channel is not by record."""
+    """The state of a channel apart from its records; replaced as a whole, so that it can be rolled back."""
 
     version: int
     settings: ChannelSettings
@@ -321,8 +337,8 @@ class _Head(NamedTuple):
 class Channel:
     """One channel in one partition, as of the log's end.
 
-    `out` and `aside` are by offset; `pins` has the batch of each record of `out` that a transaction is to
-    acknowledge (`pins.py`). `lost` is how many records left the log before they were done.
+    `out` and `aside` map offsets to records. `pins` maps the offset of each record that a transaction is to
+    acknowledge to the batch of that transaction (`pins`).
     """
 
     __slots__ = ("_head", "aside", "id", "name", "out", "pins")
@@ -337,58 +353,58 @@ class Channel:
 
     @property
     def version(self) -> int:
-        """The catalog's version of the settings that are in force here."""
+        """The version, given by the catalog, of the settings that this partition uses now."""
         return self._head.version
 
     @property
     def settings(self) -> ChannelSettings:
-        """The settings that are in force here."""
+        """The channel's settings that this partition uses now."""
         return self._head.settings
 
     @property
     def next(self) -> int:
-        """The first offset that was never looked at."""
+        """The offset from which on no record has been given out or passed over yet."""
         return self._head.next
 
     @property
     def until(self) -> int | None:
-        """The offset at which the channel ends here; None: it has no end."""
+        """The offset before which the channel ends in this partition; None: it has no end."""
         return self._head.until
 
     @property
     def lost(self) -> int:
-        """How many records left the log before they were done."""
+        """Number of records that were deleted from the log before they were done."""
         return self._head.lost
 
     @property
     def open(self) -> int:
-        """How many records are out or aside."""
+        """Number of open records: those that are out or aside."""
         return len(self.out) + len(self.aside)
 
     @property
     def dead(self) -> int:
-        """How many records are dead."""
+        """Number of dead records."""
         return sum(aside.why is Why.DEAD for aside in self.aside.values())
 
     def last(self, end: int) -> int:
-        """Return where the channel ends in a partition that ends at `end`."""
+        """Return the offset at which the channel ends, in a partition whose end offset is `end`."""
         return end if self.until is None else min(end, self.until)
 
     def depth(self, end: int) -> int:
-        """Return how many records before `end` are to be given out yet, at most; those that are out count."""
+        """Return how many records before `end` are not done yet, dead ones left out; an upper bound."""
         return max(0, self.last(end) - self.next) + self.open - self.dead
 
     @property
     def floor(self) -> int:
-        """The lowest offset that is not done."""
+        """The lowest offset of a record that is not done."""
         return min((self.next, *self.out, *self.aside))
 
     def has_open(self, offset: int) -> bool:
-        """Return whether a record is out or aside."""
+        """Return whether the record at `offset` is out or aside in this channel."""
         return offset in self.out or offset in self.aside
 
     def stored(self, copies: Mapping[int, Copy]) -> StoredChannel:
-        """Return it as a value, with the copies of what is open in it."""
+        """Return the channel as a value to be stored, with those of `copies` that are of its open records."""
         out: list[int] = []
         for offset, each in sorted(self.out.items()):
             out += (offset, each.delivery, each.attempt, each.timeout_ms, each.key)
@@ -396,7 +412,7 @@ class Channel:
         for offset, item in sorted(self.aside.items()):
             aside += (offset, item.attempts, item.due_ms, item.delay_ms, item.key, int(item.why), item.reason)
         head = self._head
-        # Not by copy: there may be many times more of what only other channels have open.
+        # Do not loop over `copies`: most of them may be of records that only other channels have open.
         copied = sorted(offset for table in (self.out, self.aside) for offset in table if offset in copies)
         return StoredChannel(
             *(self.id, self.name, head.version, head.settings, head.next, head.until, head.lost),
@@ -415,7 +431,7 @@ _Undo: TypeAlias = tuple[Any, ...]
 
 
 class Channels:
-    """The channels of one partition by id."""
+    """The table of the channels of one partition, by their ids."""
 
     __slots__ = ("_log", "_steps", "by_id", "copies", "pins")
 
@@ -424,9 +440,9 @@ class Channels:
         self.copies: dict[int, Copy] = {}
         """By offset, the copies of records that are open in any channel."""
         self.pins: dict[BatchKey, PinnedBatch] = {}
-        """What transactions have pinned, by batch, until that is ended."""
-        # Of each entry that may be truncated: its index and time, its changes, or where it has the log
-        # begin, and how to roll them back.
+        """By batch of a sink, the records that the batch has pinned, until its pins are ended."""
+        # For each entry that may be truncated: its index, its time, its changes (or the new start of the
+        # log), and how to roll them back.
         self._log: deque[tuple[int, int, list[Change] | Started, list[_Undo]]] = deque()
         self._steps: list[_Undo] = []
 
@@ -435,15 +451,18 @@ class Channels:
 
     @property
     def open(self) -> int:
-        """How many records are out or aside, in all channels."""
+        """Number of open records (out or aside) in all channels together."""
         return sum(channel.open for channel in self.by_id.values())
 
     def floor(self) -> int | None:
-        """Return the lowest offset that a channel has not done; None without channels."""
+        """Return the lowest offset that is not done in some channel; None if there are no channels."""
         return min((channel.floor for channel in self.by_id.values()), default=None)
 
     def unfinished(self, end: int) -> dict[str, int]:
-        """Return by name the lowest offset that a channel is not done with before `end`, with the dead."""
+        """Return the unfinished channels: by name, the lowest offset of a record that is not done.
+
+        A channel is unfinished if it has records before `end` to give out yet, or open ones, dead included.
+        """
         found = {}
         for channel in self.by_id.values():
             if channel.floor < channel.last(end) or channel.open:
@@ -451,11 +470,11 @@ class Channels:
         return found
 
     def has_open(self, offset: int) -> bool:
-        """Return whether a record is out or aside in any channel."""
+        """Return whether the record at `offset` is out or aside in any channel."""
         return any(channel.has_open(offset) for channel in self.by_id.values())
 
     def uncopied(self, start: int) -> set[int]:
-        """Return the offsets from `start` on of records that are out or aside in a channel, uncopied."""
+        """Return the offsets from `start` on of records that are open in a channel and have no copy."""
         return {
             offset
             for channel in self.by_id.values()
@@ -472,9 +491,9 @@ class Channels:
         self._do(header.index, header.append_time_ms, [_without_frame(change) for change in changes])
 
     def started(self, index: int, start: Started) -> None:
-        """Apply the entry by which the log is to begin elsewhere: what was before is lost, without a copy.
+        """Apply a `log_start` entry: open records before the new start that have no copy are lost.
 
-        Retention waits for channels, so only a person's command comes to this.
+        Retention waits for channels, so records are lost only by an operator's command.
         """
         if any(channel.floor < start.offset for channel in self.by_id.values()):
             self._do(index, 0, start)
@@ -579,7 +598,7 @@ class Channels:
             given *= len(fresh)
         busy = list(offsets_in(change.busy[::2]))
         waiting = [Aside(0, 0, 0, key, Why.BUSY) for key in change.busy[1::2]]
-        # All are new, unless an entry is lost on all replicas that moved the channel back.
+        # All are at or after the old `next`, unless a lost entry had moved the channel back.
         self._put(channel.out, *_from(first, fresh, given))
         self._put(channel.aside, *_from(first, busy, waiting))
 
@@ -631,7 +650,7 @@ class Channels:
         self._put(channel.aside, found, asides)
 
     def _start(self, channel: Channel, start: Started) -> None:
-        """Forget what is before the first record that is left, but for what has a copy that is left."""
+        """Forget open records before the new start, except those with a copy after the new start."""
         copies = self.copies
         self._lose(
             channel,
@@ -653,7 +672,7 @@ class Channels:
     # -- copies ----------------------------------------------------------------------------
 
     def _copy(self, change: Copied, index: int) -> None:
-        """Note where copies are; that of a record which has ended since is forgotten in the same entry."""
+        """Note the copies of an entry; `_do` forgets those of records that are done by now."""
         rows = enumerate(zip(offsets_in(change.offsets), change.times, strict=True))
         made = {offset: Copy(index, row, change.size, time_ms) for row, (offset, time_ms) in rows}
         offsets = list(made)
@@ -661,7 +680,7 @@ class Channels:
         self._put(self.copies, offsets, list(made.values()))
 
     def _forget_copies(self) -> None:
-        """Forget the copies of records that the entry which was applied now has ended in all channels."""
+        """Forget copies of records that the entry applied just now has changed and no channel has open."""
         touched: set[int] = set()
         for place, *before in self._steps:
             if isinstance(place, dict):
@@ -677,7 +696,7 @@ class Channels:
         batch = (change.sink, change.number, change.epoch)
         before = self.pins.get(batch)
         if before is not None and before.entry != index:
-            return  # a batch is pinned by one entry: its decision names that
+            return  # Only one entry may pin for a batch, because the decision names that entry.
         parts = () if before is None else before.parts
         self._remove(self.pins, [batch])
         self._put(self.pins, [batch], [PinnedBatch(index, (*parts, (channel.id, tuple(change.runs))))])
@@ -701,7 +720,7 @@ class Channels:
                 self._remove(channel.pins, offsets)
 
     def pinned(self, batch: BatchKey) -> dict[int, list[int]]:
-        """Return by channel the offsets that a batch has pinned, and that are still pinned, ascending."""
+        """Return by channel id the offsets, ascending, of the records that a batch has pinned until now."""
         held = self.pins.get(batch)
         found: dict[int, list[int]] = {}
         for channel_id, runs in () if held is None else held.parts:
@@ -719,13 +738,13 @@ class Channels:
         channel._head = channel._head._replace(**changes)
 
     def _put(self, table: dict[Any, Any], offsets: Sequence[Any], values: Sequence[Any]) -> None:
-        """Put records that are not in a table into it."""
+        """Add records to a table in which they are not yet, as a step that can be rolled back."""
         if offsets:
             table.update(zip(offsets, values, strict=True))
             self._steps.append((table, offsets, None))
 
     def _remove(self, table: dict[Any, Any], offsets: Sequence[Any]) -> None:
-        """Remove records from a table, those that are in it."""
+        """Remove those of the records that are in a table, as a step that can be rolled back."""
         if table:
             found = [offset for offset in offsets if offset in table]
             if found:
@@ -760,7 +779,7 @@ class Channels:
         return self._at(index, self.stored)
 
     def stored_pins_at(self, index: int) -> list[StoredPins]:
-        """Return the pins of all batches as of entry `index`, as `stored_at`."""
+        """Return the pins of all batches as of entry `index`, the last committed one or a later one."""
         return self._at(index, self.stored_pins)
 
     def _at(self, index: int, stored: Callable[[], T]) -> T:
@@ -797,11 +816,11 @@ class Channels:
 
 
 def _from(first: int, offsets: list[int], values: list[T]) -> tuple[list[int], list[T]]:
-    """Return those of ascending offsets that are `first` or later, and their values."""
+    """Return the offsets from `first` on, of ascending `offsets`, and their values."""
     at = bisect_left(offsets, first)
     return (offsets[at:], values[at:]) if at else (offsets, values)
 
 
 def _without_frame(change: Change) -> Change:
-    """Return what the table needs of a change."""
+    """Return the change without the copied records, which the table does not need."""
     return msgspec.structs.replace(change, frame=b"") if isinstance(change, Copied) else change

@@ -21,7 +21,7 @@ MAX_CURSORS = 10_000
 class CursorChange(msgspec.Struct, frozen=True, array_like=True):
     """Payload of a `cursor` entry. A `position` of None deletes the cursor; `owner` "" is no owner.
 
-    `made_by` is the principal that makes it; of a cursor that is there it says nothing.
+    `made_by` is the principal that creates the cursor; it is ignored if the cursor exists.
     """
 
     name: str
@@ -34,7 +34,7 @@ class CursorChange(msgspec.Struct, frozen=True, array_like=True):
 class Cursor(msgspec.Struct, frozen=True):
     """The state of a cursor: the next offset that its consumer wants, and its owner ("": none).
 
-    `made_by` is the principal whose limits count it; "": none.
+    `made_by` is the principal that created the cursor and whose limit it counts towards; "": none.
     """
 
     position: int
@@ -54,7 +54,7 @@ class CursorEntry(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Cursors:
-    """The cursors of one partition by name."""
+    """The table of the cursors of one partition, by name."""
 
     __slots__ = ("_cursors", "_undo")
 
@@ -67,7 +67,7 @@ class Cursors:
 
     @property
     def is_used(self) -> bool:
-        """Whether there is a cursor at the log's end or as of the last commit."""
+        """Whether any cursor exists at the log's end or as of the last commit."""
         return bool(self._cursors or self._undo)
 
     def get(self, name: str) -> Cursor | None:
@@ -82,15 +82,15 @@ class Cursors:
         return self._cursors.get(name)
 
     def made_by(self, principal: str) -> int:
-        """Return how many a principal has made, as of the log's end."""
+        """Return how many cursors a principal has created, as of the log's end."""
         return sum(cursor.made_by == principal for cursor in self._cursors.values())
 
     def names(self) -> list[str]:
-        """Return the names as of the log's end, sorted."""
+        """Return the names of all cursors as of the log's end, sorted."""
         return sorted(self._cursors)
 
     def known(self) -> list[str]:
-        """Return the names that exist at the log's end or as of the last commit, sorted."""
+        """Return the names of cursors that exist at the log's end or as of the last commit, sorted."""
         return sorted(self._cursors.keys() | {name for _, name, _ in self._undo})
 
     def appended(self, header: Header, payload: Buffer) -> None:

@@ -1,21 +1,22 @@
-"""The table of delayed records of one partition: those that readers get at a later time.
+"""The table of delayed records of one partition: records that readers get at a later time.
 
-A producer may say when readers are to get a record. Until then it is in an entry of kind `DELAYED`,
-replicated and checksummed like any other, without an offset and invisible to readers. When it is due the
-leader appends a `PUBLISH` that holds a copy of it, and there it gets its offset (`laminar.node.delay`).
+A producer may say when readers are to get a record. Until then the record is in an entry of kind `DELAYED`,
+replicated and checksummed like any other, without an offset and invisible to readers. When the record is due
+the leader appends a `PUBLISH` entry with a copy of it, which gives it an offset (`laminar.node.delay`).
 
-Each record has a *number*, which it keeps for ever: that of the partition that took it, times 2**40, and a
-count from 0. By this number it is cancelled, or moved to another time. Of a number that was given, the record
-is pending, published, cancelled, or sent to a partition that follows this one: one of them, and only the log
-says which.
+Each delayed record has a *number* for good: the number of the partition that took it, times 2**40, plus a
+count from 0. Requests cancel a record, or move it to another time, by this number. A record is *pending*
+until it is published, cancelled, or sent to a partition that follows this one. Only the log says which of
+these states it is in.
 
-The entry of a record that is pending is not trimmed. So that records with long delays do not keep a whole log
-on the disk, the leader copies those that are left in old entries into a new one, from time to time: in one
-entry, which is at once the copy and the change of the table.
+The entry of a pending record is not trimmed. So that records with long delays do not keep a whole log on the
+disk, the leader from time to time copies the pending records of old entries into a new one. The same entry
+contains the copies and the change of the table.
 
 Like the table of channels this one is a function of the log: changed when an entry is appended, rolled back
-when the entry is truncated. It knows batches, not records, but for the few that were changed: a batch of
-10,000 records takes some 1,500 bytes. Reference: `docs/delay.md`.
+when the entry is truncated. It stores an item per batch with one bit per record, and an item per record only
+for those that were moved or cancelled: a batch of 10,000 records takes about 1,500 bytes. Reference:
+`docs/delay.md`.
 """
 
 from __future__ import annotations
@@ -34,17 +35,20 @@ from laminar.batch.header import seal
 from laminar.wire.delayed import NUMBERS
 
 CANCELLED: Final = -1
-"""Stands in a change for the time of a record that is to be published at no time."""
+"""The delivery time in a `Changed` that cancels a record."""
 MAX_CHANGED: Final = 100_000
 """Most pending records of one partition whose time was changed."""
 MAX_CANCELLED: Final = 100_000
 """Most cancelled records of one partition that are remembered."""
 CANCELLED_MS: Final = 24 * 3_600_000
-"""How long after its time a cancelled record is remembered, unless there are too many."""
+"""How long (ms) after its delivery time a cancelled record is remembered, unless there are too many."""
 
 
 class Added(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """Take a producer's batch: its records are numbered from `first` on. `frame` is the unstamped batch."""
+    """Change: add a producer's batch of `count` delayed records, numbered from `first` on.
+
+    `first_due_ms` and `last_due_ms` are the earliest and latest delivery time, `frame` the unstamped batch.
+    """
 
     first: int
     count: int
@@ -54,17 +58,21 @@ class Added(msgspec.Struct, frozen=True, array_like=True, tag=1):
 
 
 class Changed(msgspec.Struct, frozen=True, array_like=True, tag=2):
-    """Change when records are due: number, time in ms or `CANCELLED`, number, time.
+    """Change: move pending records to another delivery time, or cancel them.
 
-    For a cancelled record a third value is the time at which it was due: number, `CANCELLED`, due. So each
-    item has three values; the third is not used for others.
+    `items` has three values per record: its number, its new time in ms or `CANCELLED`, and, for a cancelled
+    record, the time at which it was due (otherwise unused).
     """
 
     items: list[int]
 
 
 class Copied(msgspec.Struct, frozen=True, array_like=True, tag=3):
-    """Copy records of earlier entries: `rows` are (entry, row) of each, flat, in the order of `frame`."""
+    """Change: this entry contains copies of pending records of earlier entries, which may be trimmed now.
+
+    `frame` is the batch of the copies. `rows` has two values per record, in the order of `frame`: the index
+    of the entry that had it, and its row in the batch there.
+    """
 
     rows: list[int]
     first_due_ms: int
@@ -73,10 +81,11 @@ class Copied(msgspec.Struct, frozen=True, array_like=True, tag=3):
 
 
 class Received(msgspec.Struct, frozen=True, array_like=True, tag=4):
-    """Take records of a partition that this one follows: batch `sequence`, from 0, of a `stream` of them.
+    """Change: take over pending records from a partition that this one follows.
 
-    `numbers` are theirs, in the order of `frame`. `moved` are the times of those whose time was changed: row,
-    time, row, time. The earliest and latest time are of these, too.
+    `sequence` is the number of this batch, from 0, in the `stream` of batches from that partition. `numbers`
+    are the records' numbers, in the order of `frame`. `moved` lists records whose time was changed: row, new
+    time, row, new time, and so on. `first_due_ms` and `last_due_ms` take these new times into account.
     """
 
     stream: bytes
@@ -89,10 +98,11 @@ class Received(msgspec.Struct, frozen=True, array_like=True, tag=4):
 
 
 class Sent(msgspec.Struct, frozen=True, array_like=True, tag=5):
-    """Forget records that a partition which follows this one has: `rows` are (entry, row) of each, flat.
+    """Change: forget records that a partition which follows this one has taken over.
 
-    `output` is the partition that the change of routes gave their range to, and `to` the one that took them:
-    the same, unless it had ended by then. `sequence` is the number of the batch.
+    `output` is the partition to which the change of the route gave the records' range. `to` is the partition
+    that took them: `output`, or one after it if `output` had been sealed by then. `sequence` is the number of
+    the batch. `rows` has two values per record: the index of its entry, and its row there.
     """
 
     output: int
@@ -107,9 +117,10 @@ _decoder = msgspec.msgpack.Decoder(Change)
 
 
 def delayed_entry(change: Change, *, producer: Header | None = None) -> bytearray:
-    """Return the batch of a `delayed` entry, not stamped yet; `producer` is the header of a producer's batch.
+    """Return the batch of a `delayed` entry, not stamped yet.
 
-    Its id, epoch, sequence, key, checkpoint and floor count as those of a batch of records do.
+    `producer` is the header of the producer's batch, if there is one. The entry gets its producer id, epoch,
+    sequence number, key, checkpoint and floor, so that it counts as a batch of records for deduplication.
     """
     frame = bytearray(HEADER_SIZE) + msgspec.msgpack.encode(change)
     if producer is None:
@@ -136,21 +147,24 @@ def delayed_change(frame: Buffer) -> Change:
 
 
 class Place(NamedTuple):
-    """The place of a pending record: the index of the entry that has it, and its row there."""
+    """The place of a pending record: the index of the entry that contains it, and its row in the batch."""
 
     entry: int
     row: int
 
 
 class Moved(NamedTuple):
-    """The time (ms) that a pending record was given later, and its place."""
+    """The changed delivery time (ms) of a pending record, and the record's place."""
 
     due_ms: int
     place: Place
 
 
 class StoredDelayedBatch(msgspec.Struct, frozen=True, array_like=True):
-    """One batch in a stored table; `numbers` is empty if they follow each other from `first` on."""
+    """One batch in a stored table; the other fields are those of `DelayedBatch`.
+
+    `numbers` is empty if the records' numbers are consecutive from `first` on.
+    """
 
     index: int
     first: int
@@ -163,9 +177,9 @@ class StoredDelayedBatch(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StoredDelayed(msgspec.Struct, frozen=True, array_like=True):
-    """The whole table as it is stored.
+    """The whole table as it is stored; its fields are those of `DelayedRecords`.
 
-    `moved` has number, time, entry and row of each record, `cancelled` number and time.
+    `moved` has four values per record (number, time, entry, row), `cancelled` two (number, time).
     """
 
     next_count: int = 0
@@ -178,12 +192,12 @@ class StoredDelayed(msgspec.Struct, frozen=True, array_like=True):
 
 
 class DelayedBatch:
-    """The records of one entry, of which some are pending.
+    """The delayed records of one entry, of which at least one is pending.
 
-    `gone` has bit `row mod 8` of byte `row / 8` set for a record that is not pending any more; `left` is the
-    number of the others. `first_due_ms` and `last_due_ms` are the earliest and latest time of its records, of
-    all that there ever were, as they were written; a change may have given one another time. No number is
-    below `lowest` or above `highest`.
+    `gone` is a bitmap: bit `row mod 8` of byte `row / 8` is set if the record in that row is not pending any
+    more. `left` is the number of pending records. `first_due_ms` and `last_due_ms` are the earliest and
+    latest delivery time of all records as the entry was written; some may have been moved since. `lowest` and
+    `highest` bound the records' numbers.
     """
 
     __slots__ = (
@@ -208,7 +222,7 @@ class DelayedBatch:
         self.gone = bytearray((self.count + 7) // 8)
 
     def is_pending(self, row: int) -> bool:
-        """Return whether the record in this row is pending."""
+        """Return whether the record in this row of the batch is pending."""
         return not self.gone[row >> 3] >> (row & 7) & 1
 
     def pending(self) -> Iterator[int]:
@@ -218,7 +232,7 @@ class DelayedBatch:
         return (row for row in range(self.count) if self.is_pending(row))
 
     def pending_row(self, number: int) -> int | None:
-        """Return the row of a record that is pending; None if it is not in this batch."""
+        """Return the row of the record with this number; None if it is not in this batch or not pending."""
         numbers = self.numbers
         if isinstance(numbers, range):
             row = number - numbers.start
@@ -234,7 +248,7 @@ class DelayedBatch:
                 return row
 
     def stored(self) -> StoredDelayedBatch:
-        """Return it as a value."""
+        """Return the batch as a value to be stored."""
         first, numbers = 0, list(self.numbers)
         if isinstance(self.numbers, range):
             first, numbers = self.numbers.start, []
@@ -262,24 +276,24 @@ class DelayedRecords:
 
     def __init__(self) -> None:
         self.next_count = 0
-        """The count of the next record that is taken here."""
+        """The count in the number of the next delayed record that this partition takes."""
         self.left = 0
-        """How many records are pending."""
+        """Number of pending records."""
         self.size_bytes = 0
-        """The size of the entries of all batches."""
+        """Size in bytes of all entries with pending records."""
         self.batches: dict[int, DelayedBatch] = {}
         """By entry, all batches with pending records."""
         self.moved: dict[int, Moved] = {}
         """By number, the pending records whose time was changed."""
         self.cancelled: dict[int, int] = {}
-        """By number, when records that were cancelled lately were due."""
+        """By number, the delivery times of records that were cancelled lately."""
         self.forgotten_ms = -1
-        """The latest time of a cancelled record that is forgotten; -1: none is."""
+        """The latest delivery time of a cancelled record that was forgotten; -1: none was."""
         self.received: dict[bytes, int] = {}
-        """By stream, how many batches another partition has sent here."""
+        """By stream (`Received`), how many batches another partition has sent here."""
         self.sent: dict[tuple[int, int], int] = {}
-        """By output and the partition that took them (`Sent`), how many batches were sent."""
-        # Of each entry that may be truncated: what it did, and how to roll it back.
+        """By output and by the partition that took them (`Sent`), how many batches were sent."""
+        # For each entry that may be truncated: its change, and how to roll it back.
         self._log: deque[_Done] = deque()
         self._steps: list[_Undo] = []
 
@@ -287,7 +301,7 @@ class DelayedRecords:
         return self.left
 
     def find(self, number: int) -> Place | None:
-        """Return where a record is pending; None if it is not."""
+        """Return the place of the record with this number; None if it is not pending."""
         moved = self.moved.get(number)
         if moved is not None:
             return moved.place
@@ -309,13 +323,14 @@ class DelayedRecords:
         return batch is not None and batch.is_pending(place.row)
 
     def possible_start(self, index: int) -> int:
-        """Return the highest index, at most `index`, of an entry that the log may begin after."""
+        """Return the highest index, at most `index`, up to which no entry has pending records."""
         return min(index, min(self.batches, default=index + 1) - 1)
 
     def copy_bytes(self) -> tuple[list[int], list[int]]:
-        """Return the entries with pending records, ascending, and what copies of the first n of them take.
+        """Return the entries with pending records, ascending, and the sizes of copies of these records.
 
-        That is an estimate by the number of records that are left.
+        Item n of the second list is the estimated size in bytes of a copy of the pending records of the first
+        n entries, from the share of the records that are pending.
         """
         sizes = sorted(
             (entry, batch.size_bytes * batch.left // batch.count) for entry, batch in self.batches.items()
@@ -329,7 +344,10 @@ class DelayedRecords:
         self._do(header.index, header.append_time_ms, header.frame_size, _without_frame(change))
 
     def published(self, header: Header, rows: list[int]) -> None:
-        """Apply a `publish` that gives pending records their offsets: (entry, row) of each, flat."""
+        """Apply a `publish` entry of pending records: they get their offsets and are not pending any more.
+
+        `rows` has two values per record: the index of its entry, and its row there.
+        """
         self._do(header.index, header.append_time_ms, header.frame_size, rows)
 
     def truncated(self, index: int) -> None:
@@ -378,7 +396,7 @@ class DelayedRecords:
             self._forget(time_ms)
 
     def _forget(self, time_ms: int) -> None:
-        """Forget cancelled records whose time is long past; if that is not enough, those due first."""
+        """Forget the cancelled records whose time is long past, and at least the tenth that was due first."""
         in_order = sorted(self.cancelled, key=lambda number: (self.cancelled[number], number))
         old = bisect_left(in_order, time_ms - CANCELLED_MS, key=self.cancelled.__getitem__)
         for number in in_order[: max(old, MAX_CANCELLED // 10)]:
@@ -386,7 +404,7 @@ class DelayedRecords:
             self._put(self.cancelled, number, None)
 
     def _copy(self, index: int, size_bytes: int, change: Copied) -> None:
-        """Make a batch of records of earlier ones. One that has ended since the copy was made stays so."""
+        """Replace records of earlier batches by copies in a new batch; one not pending any more stays so."""
         numbers = array("Q")
         ended = []
         for row, place in enumerate(_places(change.rows)):
@@ -410,8 +428,8 @@ class DelayedRecords:
 
     def _receive(self, index: int, size_bytes: int, change: Received) -> None:
         if change.sequence < self.received.get(change.stream, 0):
-            return  # the leader looks first; this only keeps a record from being taken twice
-        # A later one than the next: batches in between were lost here, with the power or by a person's will.
+            return  # The leader checks before; this is a second guard against taking a record twice.
+        # A gap in the sequence: batches in between were lost here, by a power loss or an accepted loss.
         self._put(self.received, change.stream, change.sequence + 1)
         numbers = array("Q", change.numbers)
         self._add(DelayedBatch(index, numbers, change.first_due_ms, change.last_due_ms, size_bytes))
@@ -427,7 +445,7 @@ class DelayedRecords:
         self.size_bytes += batch.size_bytes
 
     def _end(self, place: Place) -> None:
-        """End what is pending at a place, if anything is."""
+        """Mark the record at a place as not pending any more, if it is pending."""
         batch = self.batches.get(place.entry)
         if batch is None or not batch.is_pending(place.row):
             return
@@ -478,7 +496,7 @@ class DelayedRecords:
     # -- stored ----------------------------------------------------------------------------
 
     def stored(self) -> StoredDelayed:
-        """Return the whole table as of the log's end. Its parts are sorted: equal logs give equal results."""
+        """Return the whole table as of the log's end, sorted, so that equal logs give equal results."""
         return StoredDelayed(
             self.next_count,
             [batch.stored() for _, batch in sorted(self.batches.items())],
@@ -536,5 +554,5 @@ def _places(flat: Sequence[int]) -> Iterable[Place]:
 
 
 def _without_frame(change: Change) -> Change:
-    """Return what the table needs of a change."""
+    """Return the change without its records, which the table does not need."""
     return change if isinstance(change, (Changed, Sent)) else msgspec.structs.replace(change, frame=b"")

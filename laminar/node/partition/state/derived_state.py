@@ -1,4 +1,4 @@
-"""The state that a partition derived from its log, as it is stored: in `log_start` entries and in snapshots.
+"""The stored form of a partition's derived state, in `log_start` entries and in snapshots.
 
 It holds all tables of `laminar.node.partition.state.state` as values. The consensus layer carries it in
 `LogStartRecord.state` as bytes, whose meaning it does not know.
@@ -20,9 +20,9 @@ from laminar.node.partition.state.succession import StoredSuccession
 
 
 class DerivedState(msgspec.Struct, frozen=True, array_like=True):
-    """Everything derived from the log up to one entry.
+    """All tables that are derived from the log up to one entry.
 
-    Producers are in order of last use, cursors in no certain order, idempotency keys oldest first.
+    Producers are in order of last use, cursors in no particular order, idempotency keys oldest first.
     Fields with a default may be absent: older versions did not store them.
     """
 
@@ -43,10 +43,10 @@ _decoder = msgspec.msgpack.Decoder(DerivedState)
 
 
 def encode_state(state: DerivedState) -> bytes:
-    """Return `state` as `LogStartRecord.state` holds it."""
+    """Return `state` encoded as bytes, as `LogStartRecord.state` holds it."""
     return msgspec.msgpack.encode(state)
 
 
 def decode_state(payload: bytes) -> DerivedState:
-    """Return the state in a `LogStartRecord.state`."""
+    """Return the state that `encode_state` has encoded in a `LogStartRecord.state`."""
     return _decoder.decode(payload)

@@ -1,11 +1,12 @@
 """The live members of consumer groups, as the leader of one partition knows them.
 
 A group's name selects one partition. The group's members report regularly to that partition's leader, which
-answers with the list of live members. Nothing of this is in the log. A new leader begins without members, and
-says for the longest session time of the members that the group is *rebalancing*: members that have not
-reported yet may still live. When the topic's route changes, the partition that takes over the group's place
-begins in the same way. The list decides only which partitions a member tries to own; the owner itself is
-in each partition's log (`laminar.node.partition.state.cursors`).
+answers with the list of live members. The list is not in the log. A new leader begins without members, and
+answers for the longest session time of the members that the group is *rebalancing*: members that have not
+reported to it yet may still be alive. When a change of the topic's route moves the group to another
+partition, that partition's leader begins in the same way. The list decides only which partitions a member
+tries to own; the owner of each partition is in the partition's log
+(`laminar.node.partition.state.cursors`).
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ MOST_IN_ALL_GROUPS = 10_000
 
 
 class Member(msgspec.Struct, frozen=True, array_like=True):
-    """A member of a group.
+    """A member of a consumer group.
 
-    It lives until `session_ms` after `seen_s`, the time of its last report by the leader's monotonic clock.
-    All members of a group have the same `mode`.
+    A member is alive until `session_ms` after `seen_s`, the time of its last report by the leader's monotonic
+    clock. All members of a group have the same `mode`.
     """
 
     member: str
@@ -32,7 +33,7 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
     seen_s: float
 
     def lives(self, now_s: float) -> bool:
-        """Return whether the member's session has not ended."""
+        """Return whether the member's session has not ended at `now_s`."""
         return now_s < self.seen_s + self.session_ms / 1000
 
 
@@ -47,14 +48,15 @@ class GroupMembers:
         self._opened_index = 0
 
     def led(self, now_s: float) -> None:
-        """Begin to lead at `now_s`, without members; those of the previous leader will report again."""
+        """Note that this replica leads from `now_s` on, and clear the list; members will report again."""
         self._groups.clear()
         self._led_s = now_s
 
     def opened(self, index: int, now_s: float) -> None:
-        """Note that entry `index` opened this partition; members know another partition's leader until then.
+        """Note that entry `index` opened this partition, so that members may report here from now on.
 
-        The first call with an index counts as a new leader's beginning.
+        Until then members report to another partition's leader. So the first call for an index clears the
+        list like a new leader.
         """
         if index != self._opened_index:
             self._opened_index = index
@@ -64,7 +66,7 @@ class GroupMembers:
         """Add `member`, or extend its session.
 
         Raises:
-            Problem: 409 when live members are of another mode, 429 when there are too many.
+            Problem: 409 if live members have another mode; 429 if there are too many members or groups.
         """
         members = self._living(group, now_s)
         for other in members.values():
@@ -93,7 +95,7 @@ class GroupMembers:
         members[member.member] = member
 
     def leave(self, group: str, member: str) -> None:
-        """Remove a member, if it is there."""
+        """Remove a member, if the group has it."""
         members = self._groups.get(group, {})
         members.pop(member, None)
         if not members:
@@ -113,7 +115,10 @@ class GroupMembers:
         return now_s < self._led_s + longest_ms / 1000
 
     def _count(self, now_s: float) -> int:
-        """Return the number of members of all groups; ended sessions count while it is below the limit."""
+        """Return the number of members of all groups.
+
+        Members whose sessions have ended are included if the number is below the limit even so.
+        """
         count = sum(map(len, self._groups.values()))
         if count < MOST_IN_ALL_GROUPS:
             return count

@@ -1,10 +1,11 @@
 """The table of idempotency keys of one partition, by which a repeated request is recognised.
 
-The header of a batch that is appended with a key says so by `Flag.KEYED`. In place of the producer id it has
-16 bytes of the key's hash; in place of the sequence number, 63 bits of a hash of the whole request. So the
-table is a function of the log, like that of the producers (`laminar.node.partition.state.producers`): only
-`appended` and `truncated` change it, and keys expire by the append times in the log, never by a clock. The
-table knows hashes only, neither clients nor answers.
+The header of a batch that is appended with a key has the flag `Flag.KEYED`. In place of the producer id it
+has 16 bytes of the key's hash; in place of the sequence number, 63 bits of a hash of the whole request. So
+the table is a function of the log, like that of the producers
+(`laminar.node.partition.state.producers`): only `appended` and `truncated` change it, and keys expire by the
+append times in the log, never by a clock. The table stores hashes and places of records, but neither clients
+nor answers.
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ from laminar.batch.header import Flag
 MAX_KEYS = 32_768
 # Keys that are older than this, by append times, are forgotten.
 AGE_MS = 24 * 3_600_000
-# No key is forgotten that is younger than this, however many follow it: see `full_for_ms`.
+# No key younger than this is forgotten, however many keys follow: see `full_for_ms`.
 KEPT_MS = 5 * 60_000
 
 
 class KeyEntry(msgspec.Struct, frozen=True, array_like=True):
     """The batch that was appended with a key.
 
-    `key_id` and `content` are the hashes of the key and of the request, `index` is its Raft index, `offset`
-    its first offset, `count` the number of its records, `time_ms` its append time. `delayed` is the number of
-    the first of its records, if these were delayed (`delayed_records`); then the offset means nothing.
+    `key_id` and `content` are the hashes of the key and of the request. `index` is the batch's Raft index,
+    `offset` its first offset, `count` the number of its records, `time_ms` its append time. If its records
+    were delayed, `delayed` is the number of the first one (`delayed_records`) and `offset` is meaningless.
     """
 
     key_id: bytes
@@ -42,7 +43,7 @@ class KeyEntry(msgspec.Struct, frozen=True, array_like=True):
 
 
 class IdempotencyKeys:
-    """The table of one partition, bounded by count and by age in the log."""
+    """The table of idempotency keys of one partition, bounded by count and by age in the log."""
 
     __slots__ = ("_keys", "_undo")
 
@@ -60,10 +61,11 @@ class IdempotencyKeys:
         return self._keys.get(key_id)
 
     def full_for_ms(self, now_ms: int) -> int:
-        """Return how long (ms) a new key must wait so that no key younger than `KEPT_MS` is forgotten; or 0.
+        """Return for how long (ms) new keys must be refused, so that none younger than `KEPT_MS` is evicted.
 
-        The leader refuses new keys for that time. So a crowd of new keys delays only itself, and earlier
-        keys are still recognised. This table does not refuse: it takes every key that is in the log.
+        Return 0 if new keys need not be refused. The leader refuses them for that time. In this way a flood
+        of new keys delays only itself, and earlier keys are still recognised. The table itself does not
+        refuse; it takes every key that is in the log.
         """
         if len(self._keys) < MAX_KEYS:
             return 0

@@ -1,7 +1,7 @@
-"""Which channels keep the log of a partition longer than the topic's rules do, and with which record.
+"""The channels because of which a partition's log is kept longer than the topic's retention says.
 
-Retention notes it at each check (`laminar.node.partition.retention`). It is said where appends are refused
-because the disk is full, in the channel's description and in its metrics: only a person can end it.
+Retention notes them at each check (`laminar.node.partition.retention`). They are shown in the refusals of
+appends on a full disk, in the channel's description and in its metrics, because only an operator can help.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Final, Literal, NamedTuple
 from laminar.node.partition.state.channels import Channel, Channels, Why
 
 MOST_NAMED: Final = 3
-"""Most channels that a text names."""
+"""Most channels that the text of a `KeptLog` names."""
 
 _TEXTS: Final = {
     "unread": "never gave out offset {}",
@@ -22,9 +22,10 @@ _TEXTS: Final = {
 
 
 class Keeper(NamedTuple):
-    """A channel before whose record at `offset` the log may not begin.
+    """A channel that still needs the record at `offset`, so that the log must not be trimmed beyond it.
 
-    The record was never given out (``unread``), it is ``out``, ``waiting`` for its next attempt, or ``dead``.
+    `what` is the record's state: never given out (``unread``), given out and not acknowledged yet (``out``),
+    ``waiting`` for its next attempt, or ``dead``.
     """
 
     channel: int
@@ -34,9 +35,9 @@ class Keeper(NamedTuple):
 
 
 class KeptLog(NamedTuple):
-    """The channels that keep the first segment of a log, which has expired.
+    """The channels that keep the first segment of a log from being trimmed although it has expired.
 
-    The next segment begins at `end_offset`; `size_bytes`: of all segments that have expired.
+    `end_offset` is the offset at which the next segment begins, `size_bytes` the size of all expired ones.
     """
 
     keepers: tuple[Keeper, ...]
@@ -44,7 +45,7 @@ class KeptLog(NamedTuple):
     size_bytes: int
 
     def still(self, table: Channels) -> KeptLog | None:
-        """Return it with the channels that keep the segment yet; None if none does."""
+        """Return this value with only the channels that still keep the segment; None if none does."""
         left = tuple(each for each in self.keepers if self._keeps(table.by_id.get(each.channel), each))
         return self._replace(keepers=left) if left else None
 
@@ -56,11 +57,11 @@ class KeptLog(NamedTuple):
         return channel.has_open(keeper.offset)
 
     def bytes_of(self, channel: int) -> int:
-        """Return how many bytes a channel keeps, maybe with others; 0: none."""
+        """Return how many bytes of log a channel keeps, alone or together with others; 0 if none."""
         return self.size_bytes if any(each.channel == channel for each in self.keepers) else 0
 
     def __str__(self) -> str:
-        """Return the channels, each with its record, for people."""
+        """Return a text for people that names the channels, each with its record."""
         named = [
             f"channel {each.name!r}, which {_TEXTS[each.what].format(each.offset)}"
             for each in self.keepers[:MOST_NAMED]
@@ -72,10 +73,10 @@ class KeptLog(NamedTuple):
 def open_keeper(
     table: Channels, channel: Channel, *, start_offset: int, entry: int, end_offset: int
 ) -> Keeper | None:
-    """Return what a channel has out or aside that keeps a log from beginning after an entry; None: nothing.
+    """Return a keeper for the first record, out or aside in a channel, that keeps the log from being trimmed.
 
-    The log begins at `start_offset` now, and would begin at `end_offset`. What has a copy after the entry
-    keeps nothing.
+    The log begins at `start_offset` now; after a trim up to entry `entry` it would begin at `end_offset`. A
+    record with a copy after that entry keeps nothing. Return None if there is no such record.
     """
     copies = table.copies
     offset = min(

@@ -1,16 +1,18 @@
-"""Acknowledgements that transactions have pinned: records that are out, and that a batch of a sink ends.
+"""Pins: records of channels that are reserved for a transaction, which will acknowledge them when it commits.
 
-A batch of a sink may acknowledge records of channels. The leader of their partition *pins* them before the
-batch is decided: they stay out under their delivery, no time runs for them, and no consumer may end them. The
-pins of a batch end all at once, with the records done, or out as before. So between the decision and the
-publish no other consumer is given what the decision counts as done.
+A batch of a sink (a transaction) may acknowledge records of channels. Before the batch is decided, the leader
+of their partition *pins* these records: they stay out (given out, not acknowledged) under their delivery,
+their time does not run out, and no consumer may acknowledge or fail them. All pins of a batch end together:
+the records are then done, or out as before. So between the decision and the publish no other consumer gets a
+record that the decision acknowledges.
 
-A pin is of one batch, named by sink, number and epoch, and by the entry that made it: a batch that another
-entry pins later, by a request that was late, is another one. What leaves the table of channels in another way
-(a person moves the channel, or deletes it, or records) is not pinned any more; the batch stays in this table
-until it is ended.
+A pin belongs to one batch, named by sink, number and epoch, and by the entry that pinned. If a late request
+pins for the same batch with another entry, the decision does not count these pins as its own. A record that
+leaves the table of channels otherwise (an operator moves or deletes the channel, or deletes records) is not
+pinned any more; the batch stays in this table until its pins are ended.
 
-The table is part of that of channels, which applies its changes (`laminar.node.partition.state.channels`).
+This table is part of the table of channels, which applies its changes
+(`laminar.node.partition.state.channels`).
 """
 
 from __future__ import annotations
@@ -27,9 +29,9 @@ PINS_SINCE: Final = 5
 
 
 class PartAcks(NamedTuple):
-    """The records of one channel that a batch acknowledges in a partition, as a request names them.
+    """The records of one channel that a batch is to acknowledge in a partition, as a request names them.
 
-    `channel` is 0 if the catalog has none of the name that was given.
+    `channel` is the channel's id, or 0 if the catalog has no channel of the name in the request.
     """
 
     channel: int
@@ -37,9 +39,9 @@ class PartAcks(NamedTuple):
 
 
 class Pinned(msgspec.Struct, frozen=True, array_like=True, tag=11):
-    """Pin records that are out, for a batch of a sink: runs, as `spaced_runs`.
+    """Change: pin records of one channel that are out, for a batch of a sink.
 
-    All pins of a batch in a partition are changes of one entry.
+    `runs` are their offsets, encoded by `spaced_runs`. All pins of a batch in a partition are in one entry.
     """
 
     channel: int
@@ -50,7 +52,10 @@ class Pinned(msgspec.Struct, frozen=True, array_like=True, tag=11):
 
 
 class PinsEnded(msgspec.Struct, frozen=True, array_like=True, tag=12):
-    """End all pins of a batch here. `done`: their records are acknowledged; else they are out as before."""
+    """Change: end all pins of a batch here.
+
+    With `done` their records are acknowledged, otherwise they are out as before.
+    """
 
     sink: bytes
     number: int
@@ -59,10 +64,10 @@ class PinsEnded(msgspec.Struct, frozen=True, array_like=True, tag=12):
 
 
 class PinnedBatch(NamedTuple):
-    """What a batch has pinned in this partition, and the index of the entry that did.
+    """The records that a batch has pinned in this partition, and the index of the entry that pinned them.
 
-    `parts` are pairs (channel, runs as `spaced_runs`). Some of these may not be pinned any more: see
-    `Channel.pins`.
+    `parts` are pairs (channel id, offsets encoded by `spaced_runs`). Some of these records may not be pinned
+    any more: `Channel.pins` says which still are.
     """
 
     entry: int
@@ -70,7 +75,7 @@ class PinnedBatch(NamedTuple):
 
 
 class StoredPins(msgspec.Struct, frozen=True, array_like=True):
-    """The pins of one batch in a stored table; `parts` has those that are pinned still."""
+    """The pins of one batch in a stored table; `parts` has only the records that are still pinned."""
 
     batch: BatchKey
     entry: int

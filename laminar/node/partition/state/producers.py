@@ -10,10 +10,10 @@ takes only the next number. A number that it remembers is a *duplicate*, and is 
 receipt.
 
 A producer's program may also number its records, in ascending order over all partitions. Then a batch
-carries two such numbers: the `checkpoint` is the highest of its records, and up to the `floor` all records
-are durable in all partitions. Both are remembered across epochs, so that a program that copies records into
-the log can ask how far it has got. An entry of kind `FENCE` begins an epoch without a record: after it no
-batch of an older epoch is taken.
+carries two such numbers: the `checkpoint` is the highest number of its records, and all records up to the
+number `floor` are durable in all partitions. Both are remembered across epochs, so that a program that copies
+records into the log can ask how far it has got. An entry of kind `FENCE` begins an epoch without a record:
+after it the leader refuses batches of older epochs.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ REMEMBERED_BATCHES = 64
 MAX_PRODUCERS = 10_000
 # Producers without an entry for this long, by append times, are forgotten.
 IDLE_MS = 7 * 24 * 3_600_000
-# No producer that appended within this time is forgotten, however many follow it: see `full_for_ms`.
+# No producer that appended within this time is forgotten, however many producers follow: see `full_for_ms`.
 KEPT_MS = 3_600_000
 
 
@@ -39,8 +39,8 @@ KEPT_MS = 3_600_000
 class Place:
     """The place of a remembered batch: Raft index, first offset, number of records, sequence number.
 
-    `delayed` is the number of the first of its records, if these were delayed (`delayed_records`); then the
-    offset means nothing.
+    If its records were delayed, `delayed` is the number of the first one (`delayed_records`) and `offset` is
+    meaningless.
     """
 
     index: int
@@ -52,9 +52,9 @@ class Place:
 
 @dataclass(slots=True, frozen=True)
 class Refused:
-    """The refusal of a producer's batch: `fenced`, `out_of_sequence` or `unknown_producer`.
+    """The refusal of a producer's batch, with the code `fenced`, `out_of_sequence` or `unknown_producer`.
 
-    `expected` is the epoch that has begun if it is `fenced`, else the sequence number that would be taken.
+    `expected` is the newer epoch if the code is `fenced`, else the sequence number that would be accepted.
     """
 
     code: str
@@ -65,8 +65,8 @@ class Refused:
 class Progress:
     """The progress of a producer in one partition.
 
-    `sequence` is the number of its last batch, -1 if `epoch` has none yet. `checkpoint` and `floor` are the
-    highest of its program's record numbers that it sent here (0: none), over all epochs.
+    `sequence` is the sequence number of its last batch, -1 if there is none in `epoch` yet. `checkpoint` and
+    `floor` are the highest numbers of its program that it sent here (0: none), over all epochs.
     """
 
     epoch: int
@@ -93,8 +93,8 @@ class _Producer:
 class ProducerEntry(msgspec.Struct, frozen=True, array_like=True):
     """One producer in a stored table.
 
-    `batches` holds (index, offset, count, sequence), and for delayed records a fifth value as in `Place`,
-    oldest first.
+    `batches` holds (index, offset, count, sequence) of each remembered batch, oldest first; for delayed
+    records there is a fifth value, `Place.delayed`.
     """
 
     producer_id: bytes
@@ -108,7 +108,7 @@ class ProducerEntry(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Producers:
-    """The table of one partition, bounded by count and by idle time in the log."""
+    """The table of the producers of one partition, bounded by count and by idle time in the log."""
 
     __slots__ = ("_producers", "_undo")
 
@@ -121,7 +121,7 @@ class Producers:
         return len(self._producers)
 
     def check(self, producer_id: bytes, epoch: int, sequence: int) -> Place | Refused | None:
-        """Return None for a batch to be taken, its place for a duplicate, else the refusal."""
+        """Return None if the batch may be appended, its place if it is a duplicate, else the refusal."""
         known = self._producers.get(producer_id)
         if known is None:
             # The producer is new or was forgotten; if forgotten, this batch may have been appended before.
@@ -141,14 +141,14 @@ class Producers:
 
     @property
     def is_full(self) -> bool:
-        """Return whether a producer may be forgotten that was not idle for `IDLE_MS`."""
+        """Return whether the table is so full that even producers not idle for `IDLE_MS` may be forgotten."""
         return len(self._producers) >= MAX_PRODUCERS
 
     def full_for_ms(self, producer_id: bytes, now_ms: int) -> int:
-        """Return how long (ms) a new producer must wait, so that no recent one is forgotten for it; or 0.
+        """Return for how long (ms) a new producer must be refused, so that no recent one is forgotten for it.
 
-        Recent are those that appended within `KEPT_MS`. 0 for a known producer. The leader refuses a new one
-        for that time, as with `IdempotencyKeys.full_for_ms`.
+        Recent are producers that appended within `KEPT_MS`. Return 0 if the producer is known or there is
+        room. The leader refuses new producers for that time, as with `IdempotencyKeys.full_for_ms`.
         """
         if len(self._producers) < MAX_PRODUCERS or producer_id in self._producers:
             return 0
@@ -156,10 +156,10 @@ class Producers:
         return max(0, oldest.seen_ms + KEPT_MS - now_ms)
 
     def fenced_at(self, producer_id: bytes, epoch: int) -> int | Refused | None:
-        """Return the index of an entry after which no batch of an epoch before `epoch` is taken.
+        """Return the index of an entry after which batches of epochs before `epoch` are refused.
 
-        That is the producer's last entry, if it is of this epoch. None if the epoch has not begun here; a
-        refusal if a later one has.
+        That is the producer's last entry, if it is of this epoch. Return None if the epoch has not begun
+        here, or a refusal if a later epoch has.
         """
         known = self._producers.get(producer_id)
         if known is None or epoch > known.epoch:
@@ -183,7 +183,7 @@ class Producers:
     def appended(self, header: Header, *, delayed: tuple[int, int] | None = None) -> None:
         """Apply a batch or a fence that is now the log's last entry.
 
-        `delayed` are the number of the first record and their count, if they are delayed.
+        `delayed` are the number of the first record and the count of records, if they are delayed.
         """
         producer_id = header.producer_id
         if producer_id == NO_PRODUCER:

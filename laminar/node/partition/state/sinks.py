@@ -1,21 +1,21 @@
 """The table of sinks of one coordinator: their epochs and decisions.
 
 A sink is a named sequence of batches, each committed once, in the order of their numbers. Each start of a
-driver raises the sink's epoch by `begin`, so that older drivers are refused. A *decision* is the commit point
-of one batch. It stays *open* (`Sink.undone`) until it is published in every partition that it names; no later
-batch is decided before that.
+driver (the program that writes through the sink) raises the sink's epoch by `begin`, so that older drivers
+are refused. A *decision* is the commit point of one batch. It stays *open* (`Sink.undone`) until the batch is
+published in every partition that the decision names; no later batch is decided before that.
 
-The name of a producer is an entry of this table, too, like a sink that never commits: it has the producer's
-id, and a new epoch for each program that takes the name.
+The name of a producer is an item of this table, too, like a sink that never commits: it has the producer's
+id, and a new epoch for each program that starts under the name.
 
 A single-use sink, begun with `once`, commits one batch and is never used again; clients generate its name.
-Such sinks are forgotten some time later, otherwise each of these writes would leave an entry for ever. Sinks
-with names that people chose are kept: if one were forgotten, its batches would be taken for new ones.
+Such sinks are forgotten some time later, otherwise each of these writes would leave an item for ever. Sinks
+with names that people chose are kept: if one were forgotten, repeated batches would be taken for new ones.
 
-A deleted sink stays in the table: first while partitions may still hold state of it, then as a name that is
-free. The number of free names is bounded together with that of single-use sinks that have committed. When one
-is forgotten, the *floor* rises to its last epoch. A sink that is not in the table begins above the floor, so
-that no epoch of a deleted sink is used twice.
+A deleted sink stays in the table: first while partitions may still have state of it, then as a free name,
+which a new sink may use. The number of free names is bounded together with that of single-use sinks that have
+committed. When a free name is forgotten, the *floor* rises to its last epoch. A sink that is not in the table
+begins above the floor, so that no epoch of a deleted sink is used twice.
 
 The table is a function of the coordinator's log, like those of producers and of staged batches
 (docs/consensus.md#derived-tables).
@@ -31,13 +31,13 @@ import msgspec
 
 from laminar.batch import Buffer, Header, body_of
 
-# Most names of producers. For another one the name that was taken least recently is forgotten; if it is taken
-# again, it gets a new producer id.
+# Most names of producers. When there is a further one, the name that was used least recently is forgotten; if
+# a program starts under it again, it gets a new producer id.
 MAX_NAMES = 10_000
-# Most single-use sinks that have committed, together with free names of deleted sinks; and, counted apart,
-# most single-use sinks that have not committed, so that a slow one is not forgotten for faster ones. Beyond
-# it the one that was changed least recently is forgotten, but none that was changed within ONCE_MS, by append
-# times: clients repeat their commits for a while.
+# Most single-use sinks that have committed, together with free names of deleted sinks. The same limit holds,
+# counted separately, for single-use sinks that have not committed, so that fast ones do not evict a slow one.
+# Beyond it the one that was changed least recently is forgotten, but none that was changed within ONCE_MS, by
+# append times: clients repeat their commits for a while.
 MAX_ONCE = 10_000
 # Most sinks of one coordinator that are kept for ever; `begin` refuses more.
 MAX_KEPT = 10_000
@@ -51,10 +51,10 @@ _ONCE_EPOCHS = 1 << 30
 
 
 def first_once_epoch(index: int) -> int:
-    """Return the first epoch of a single-use sink that begins in a log whose last entry is `index`.
+    """Return the first epoch of a single-use sink that begins when the log's last entry is `index`.
 
-    If its name is forgotten and used again, it begins after a later entry, so with a higher epoch. Sinks that
-    are kept have epochs from 1, below all of these. So no epoch of a name is used twice.
+    If the name is forgotten and used again, the sink begins at a higher index and so with a higher epoch.
+    Sinks that are kept have epochs from 1, below all of these. So no epoch of a name is used twice.
     """
     return FIRST_ONCE_EPOCH + index % _ONCE_EPOCHS
 
@@ -63,19 +63,19 @@ class Deletion(IntEnum):
     """The progress of a sink's deletion."""
 
     NONE = 0
-    # Nothing more is decided; partitions may still hold state of it.
+    # No batch of the sink is decided any more; partitions may still have state of it.
     BEGUN = 1
-    # No partition holds state of it: its name may be used again.
+    # No partition has state of the sink: its name may be used again.
     DONE = 2
 
 
 class Target(msgspec.Struct, frozen=True, array_like=True):
     """A partition in which a decision is published.
 
-    `group` is its group's id, which a later partition of the same name does not have. `prepare_index` is the
-    index of the `prepare` entry there, which stages that are prepared again later do not have. `pin_index` is
-    that of the entry that pinned what the batch acknowledges there (0: nothing). `has_records`: it has stages
-    there.
+    `group` is the id of its Raft group, which tells it from a later partition of the same name.
+    `prepare_index` is the index of the `prepare` entry there, which tells the decided stages from stages that
+    are prepared again later. `pin_index` is the index of the entry that pinned the records of channels that
+    the batch acknowledges there (0: none). `has_records` says whether the batch has stages there.
     """
 
     topic: str
@@ -89,7 +89,7 @@ class Target(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Decision(msgspec.Struct, frozen=True, array_like=True):
-    """The decision that batch `number`, staged under `epoch`, is committed in these partitions."""
+    """The decision to commit batch `number`, staged under `epoch`, in the partitions `targets`."""
 
     number: int
     epoch: int
@@ -100,18 +100,18 @@ class Sink(msgspec.Struct, frozen=True, array_like=True):
     """The state of one sink, or of a producer's name.
 
     `name` is for people; the sink's id is a hash of it. `epoch` is 0 before the first `begin`.
-    `number` is that of the last decided batch, -1 before the first.
-    `undone` is that decision while it is not published everywhere, else None.
+    `number` is the number of the last decided batch, -1 before the first.
+    `undone` is the last decision until it is published in all its partitions, then None.
     `changed_ms` is the append time of the last change.
     `producer` is the producer's id if this is a producer's name, else empty.
-    `begun_by` is the request that raised the epoch last; if it comes again, it raises nothing.
-    `first` is the sink's first epoch; that which it would have, if it has not begun.
-    `once`: it is a single-use sink, which is forgotten some time after its last change.
+    `begun_by` is the request that raised the epoch last; a repetition of this request raises nothing.
+    `first` is the sink's first epoch, or the one that it will get if it has not begun.
+    `once` is True for a single-use sink, which is forgotten some time after its last change.
     `fingerprint` is the driver's digest of the last decided batch; "" if none was given.
-    `deletion`: how far the sink is deleted. From `BEGUN` on nothing is decided under epochs up to `epoch`.
-    `deleted_by` is the request that deleted the former sink of this name; if it comes again, it does not
-    delete this one.
-    `made_by` is the principal whose limits count it; "": none.
+    `deletion` is the progress of its deletion; from `BEGUN` on no batch is decided under epochs to `epoch`.
+    `deleted_by` is the request that deleted an earlier sink of this name; a repetition of this request does
+    not delete the present sink.
+    `made_by` is the principal that created the sink and whose limit it counts towards; "": none.
     """
 
     name: str
@@ -131,7 +131,7 @@ class Sink(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def exists(self) -> bool:
-        """Whether this is a sink, no producer's name, that has begun and is not being or been deleted."""
+        """Whether this is a sink (not a producer's name) that has begun and whose deletion has not begun."""
         return self.epoch > 0 and not self.deletion and not self.producer
 
     @property
@@ -141,7 +141,7 @@ class Sink(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def last_epoch(self) -> int:
-        """The highest epoch that a sink of this name may have had; the next one is one higher."""
+        """The highest epoch that a sink of this name may have had; the next epoch is one higher."""
         return max(self.epoch, self.first - 1)
 
 
@@ -165,8 +165,8 @@ _decoder = msgspec.msgpack.Decoder(SinkChange)
 class _ByAge:
     """A set of ids in the order of their last change; those of the same millisecond are ordered by id.
 
-    The order depends on the ids and times alone, not on how they were put in. So replicas agree on it, even
-    if one replayed the log and another restored a snapshot.
+    The order depends only on the ids and times, not on the order of the calls of `put`. So replicas agree on
+    it, even if one replayed the log and another restored a snapshot.
     """
 
     __slots__ = ("_changed_ms", "_heap")
@@ -193,14 +193,14 @@ class _ByAge:
         self._changed_ms.pop(sink_id, None)
 
     def oldest(self) -> tuple[int, bytes]:
-        """Return (time of change, id) of the id that was changed least recently; one must be held."""
+        """Return (time of change, id) of the least recently changed id; the set must not be empty."""
         while self._changed_ms.get(self._heap[0][1]) != self._heap[0][0]:
             heapq.heappop(self._heap)
         return self._heap[0]
 
 
 class Sinks:
-    """The sinks of one coordinator by id."""
+    """The table of sinks and producers' names of one coordinator, by id."""
 
     __slots__ = ("_begun", "_names", "_once", "_sinks", "_undo", "floor")
 
@@ -225,27 +225,27 @@ class Sinks:
         return len(self._sinks) - len(self._names) - len(self._begun) - len(self._once)
 
     def made_by(self, principal: str) -> int:
-        """Return how many sinks of a principal there are, without those that may be forgotten by now."""
+        """Return how many sinks a principal has created, apart from those that may be forgotten now."""
         return sum(
             sink.made_by == principal and not sink.producer and sink_id not in self._once
             for sink_id, sink in self._sinks.items()
         )
 
     def names_made_by(self, principal: str) -> int:
-        """Return how many names of producers a principal has taken first."""
+        """Return how many names of producers were first used by a principal."""
         return sum(bool(sink.producer) and sink.made_by == principal for sink in self._sinks.values())
 
     def get(self, sink_id: bytes) -> Sink | None:
-        """Return the sink as of the log's end, by which a leader decides; None if it is not in the table."""
+        """Return the sink as of the log's end, committed or not; None if it is not in the table."""
         return self._sinks.get(sink_id)
 
     @property
     def unknown(self) -> Sink:
-        """The state of a sink that is not in the table."""
+        """The initial state of a sink that is not in the table; its first epoch is above the floor."""
         return Sink("", first=self.floor + 1)
 
     def listed(self, *, prefix: str, after: str, limit: int) -> list[Sink]:
-        """Return the first `limit` sinks by name that are listed, begin with `prefix` and follow `after`."""
+        """Return at most `limit` listed sinks, by name, that begin with `prefix` and come after `after`."""
         found = (
             sink
             for sink in self._sinks.values()
@@ -254,7 +254,7 @@ class Sinks:
         return heapq.nsmallest(limit, found, key=_name)
 
     def undone(self) -> list[bytes]:
-        """Return the ids of sinks with a decision not published everywhere, as of the log's end."""
+        """Return the ids of sinks whose last decision is not published in all its partitions yet."""
         return [sink_id for sink_id, sink in self._sinks.items() if sink.undone is not None]
 
     def committed_at(self, sink_id: bytes) -> Sink | None:
@@ -268,7 +268,7 @@ class Sinks:
         """Apply a `sink` entry that is now the log's last."""
         change = _decoder.decode(body_of(frame))
         now_ms = header.append_time_ms
-        # What is forgotten follows from the table and the entry, so that every replica forgets the same.
+        # Which items are forgotten depends only on the table and the entry: every replica forgets the same.
         if change.sink.producer:
             self._names.discard(change.sink_id)
             while len(self._names) >= MAX_NAMES:

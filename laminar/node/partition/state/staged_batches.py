@@ -1,24 +1,23 @@
 """The table of staged batches: entries in the log without offsets, of transactions and large records.
 
 A *stage* is a batch of records in an entry of its own, replicated and checksummed like any other, but
-invisible to readers. Stages belong to a batch of a *sink*, under an epoch of the sink. A *prepare* promises
-that they stay until the sink's coordinator decides about them. A *publish* names them and gives them their
-offsets, all at once: from then on readers see them at the place of the publish, and they are kept as long as
-the publish is. A decision names its prepare by the prepare's index. So stages that late or repeated requests
-stage and prepare again, under the same epoch, are not taken for those that were decided.
+invisible to readers. Stages belong to a batch of a *sink*, under an epoch of the sink. A *prepare* entry
+promises that they are kept until the sink's coordinator decides about them. A *publish* entry names them and
+gives them their offsets, all at once: from then on readers see the records at the place of the publish, and
+the stages are kept as long as the publish is. A decision names its prepare by the prepare's index. So stages
+that late or repeated requests stage and prepare again, under the same epoch, are not taken for the decided
+ones.
 
-The last published batch of each sink is remembered, so that a publish that comes again is answered as the
-first time. That of a single-use sink is forgotten when the coordinator confirms that the sink has no open
-decision.
+The last published batch of each sink is remembered, so that a repeated publish is answered like the first
+one. For a single-use sink it is forgotten when the coordinator confirms that the sink has no open decision.
 
-An *upload* is made the same way, of one record that is larger than a batch: its stages are parts of the
-value, without records, and its publish takes one offset. An upload belongs to one partition, whose leader
-decides alone, without a prepare. Published uploads are remembered for a while, so that a publish that comes
-again is recognised.
+An *upload* works in the same way for a large record: its stages are parts of the value, without records, and
+its publish takes one offset. An upload belongs to one partition, whose leader decides alone, without a
+prepare. Published uploads are remembered for a while, so that a repeated publish is recognised.
 
 Like the table of producers this one is a function of the log: changed when an entry is appended, rolled back
-when the entry is truncated. It knows one partition only; what is decided, and for which partitions, the
-coordinator knows (docs/consensus.md#transactions).
+when the entry is truncated. It knows one partition only; the coordinator knows which batches are decided and
+for which partitions (docs/consensus.md#transactions).
 """
 
 from __future__ import annotations
@@ -35,19 +34,19 @@ import msgspec
 from laminar.batch import HEADER_SIZE, Buffer, Header, Kind, body_of
 from laminar.node.partition.state.sinks import FIRST_ONCE_EPOCH
 
-# Most ranges (a publish and its stages) in which the log may not begin. When there are more, each two
-# neighbours are joined: the log can begin at fewer places then, but still at hundreds.
+# Most ranges of entries (from the first stage to its publish) in which the log must not begin. When there are
+# more, neighbours are joined in pairs: the log can begin at fewer places then, but still at hundreds.
 MAX_NAMED = 1024
 # Published uploads that are remembered, by count and by age in the log.
 MAX_UPLOADS = 1_000
 UPLOAD_AGE_MS = 24 * 3_600_000
-# Most publishes of single-use sinks that a partition remembers. At this number no more is prepared for such
-# sinks, until some are forgotten. The bound is needed because each `log_start` entry carries them.
+# Most publishes of single-use sinks that a partition remembers. At this number no batch of such a sink is
+# prepared until some are forgotten. The bound is needed because each `log_start` entry contains all of them.
 MAX_PUBLISHED_ONCE = 100_000
 
 
 class Stage(msgspec.Struct, frozen=True, array_like=True):
-    """One staged entry: its index, its number within its batch, and what it holds.
+    """One staged entry: its index in the log, its number within its batch, and values from its header.
 
     `records` is the number of its records; 0 means that it is a part of an upload. `size_bytes` is the size
     of the whole frame.
@@ -72,12 +71,15 @@ BatchKey: TypeAlias = tuple[bytes, int, int]
 
 
 def upload_key(upload: bytes) -> BatchKey:
-    """Return the key of an upload by its id (16 bytes). Its epoch is 0, which no batch of a sink has."""
+    """Return the batch key of the upload with this id (16 bytes): epoch 0 tells it from batches of sinks."""
     return (upload, 0, 0)
 
 
 class StagedBatch(msgspec.Struct, frozen=True, array_like=True):
-    """A batch in a stored table: its stages in order, whether it is prepared, when, and by which entry."""
+    """An open batch in a stored table: its stages in order, and its prepare if it is prepared.
+
+    `prepared_ms` and `prepare_index` are the append time and the index of the `prepare` entry.
+    """
 
     stages: tuple[Stage, ...]
     prepared: bool = False
@@ -87,14 +89,14 @@ class StagedBatch(msgspec.Struct, frozen=True, array_like=True):
 
 
 class OpenBatch:
-    """The stages of one unpublished batch in this partition, in order of their entries.
+    """The stages of one unpublished batch or upload in this partition, in order of their entries.
 
     A prepared batch is never dropped for its age. `prepared_ms` is the append time of its prepare,
     `prepare_index` the prepare's index.
 
-    An object never changes: `with_stage` makes another one. Both share one list of stages, of which each owns
-    the first `count`; so a stage costs the same however many there are. Further elements of the list belong
-    to a later object, or were truncated from the log.
+    An object never changes: `with_stage` returns a new one. Both share one list of stages, and each object
+    uses the first `count` elements; so adding a stage takes the same time however many there are. Further
+    elements of the list belong to a later object, or were truncated from the log.
     """
 
     __slots__ = ("_all", "_places", "count", "prepare_index", "prepared", "prepared_ms", "size_bytes")
@@ -137,9 +139,9 @@ class OpenBatch:
         return None if place is None or place >= self.count else self._all[place]
 
     def with_stage(self, stage: Stage) -> OpenBatch:
-        """Return this batch with one more stage. Only for the batch as of the log's end.
+        """Return a new batch with one more stage. Call it only on the batch as of the log's end.
 
-        Elements that an object of truncated entries has left in the shared list are removed.
+        Elements of the shared list that remained from truncated entries are removed.
         """
         while len(self._all) > self.count:
             self._places.pop(self._all.pop().number, None)
@@ -157,15 +159,15 @@ class OpenBatch:
         return made
 
     def stored(self) -> StagedBatch:
-        """Return the batch as a stored table has it."""
+        """Return the batch as a value to be stored."""
         return StagedBatch(tuple(self.stages), self.prepared, self.prepared_ms, self.prepare_index)
 
 
 class Published(msgspec.Struct, frozen=True, array_like=True):
-    """The last batch of a sink that was published here.
+    """The last batch of a sink that was published in this partition.
 
-    `index` is that of the publish, `offset` its first offset, `count` the number of its records, `time_ms`
-    its append time.
+    `index` is the index of the `publish` entry, `offset` its first offset, `count` the number of its records,
+    `time_ms` its append time.
     """
 
     number: int
@@ -197,18 +199,18 @@ class PrepareOperation(IntEnum):
 
     PREPARE = 1
     DROP = 2
-    # Forget all of a deleted sink, up to the epoch of the entry.
+    # Forget all state of a deleted sink, up to the epoch of the entry.
     FORGET = 3
-    # Forget which batch was published last, of single-use sinks.
+    # Forget the last published batches of the single-use sinks in `published`.
     FORGET_PUBLISHED = 4
 
 
 class PrepareRecord(msgspec.Struct, frozen=True, array_like=True):
     """Payload of a `prepare` entry.
 
-    To prepare, `stages` are the numbers of the stages that are kept; others of the batch are dropped. To
-    forget a sink only `sink` and `epoch` are used. To forget publishes only `published` is: (sink, index of
-    its publish).
+    For `PREPARE`, `stages` are the numbers of the stages that are kept; other stages of the batch are
+    dropped. For `FORGET` only `sink` and `epoch` are used, for `FORGET_PUBLISHED` only `published`: pairs
+    (sink, index of its publish).
     """
 
     sink: bytes
@@ -220,10 +222,10 @@ class PrepareRecord(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LargeRecord(msgspec.Struct, frozen=True, array_like=True):
-    """The record of an upload, as its `publish` describes it.
+    """The large record of an upload, as its `publish` entry describes it.
 
-    `size_bytes` and `crc32c` are those of its value, `stub` is the unstamped batch that stands for it
-    (`laminar.batch.large_record.build_stub`).
+    `size_bytes` and `crc32c` are those of its value. `stub` is the unstamped batch that readers get in place
+    of the record (`laminar.batch.large_record.build_stub`).
     """
 
     size_bytes: int
@@ -232,9 +234,10 @@ class LargeRecord(msgspec.Struct, frozen=True, array_like=True):
 
 
 class DueRecords(msgspec.Struct, frozen=True, array_like=True):
-    """Delayed records whose time has come: `rows` are (entry, row) of each, flat, `frame` is their batch.
+    """Delayed records that are due and published now.
 
-    The batch is not stamped. Its records are in the order of `rows`.
+    `rows` has two values per record: the index of the entry that has it, and its row there. `frame` is the
+    unstamped batch of the records, in the order of `rows`.
     """
 
     rows: list[int]
@@ -242,11 +245,12 @@ class DueRecords(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PublishRecord(msgspec.Struct, frozen=True, array_like=True):
-    """Payload of a `publish` entry: the staged entries in the order of their offsets, as (index, records).
+    """Payload of a `publish` entry, which gives staged records their offsets.
 
-    For an upload `sink` is the upload's id, `stages` are (index, bytes of the body) in the order of the
-    parts, and `large` is set. For delayed records only `due` is used (`delayed_records`). The record names
-    all that a reader needs, so that one without this table can read the batch.
+    `stages` names the staged entries in the order of their offsets, as (index, number of records). For an
+    upload `sink` is the upload's id, `stages` are (index, bytes of the body) in the order of the parts, and
+    `large` is set. For delayed records only `due` is used (`delayed_records`). With this record a reader can
+    read the batch without the table of staged batches.
     """
 
     sink: bytes
@@ -260,8 +264,8 @@ class PublishRecord(msgspec.Struct, frozen=True, array_like=True):
 class StoredStages(msgspec.Struct, frozen=True, array_like=True):
     """The whole table as it is stored.
 
-    `open` are the unpublished batches. `named` holds pairs (index of a publish, lowest index that it, or a
-    publish joined with it, names): the log may not begin between the two.
+    `open` are the unpublished batches. `named` holds pairs (index of a publish, lowest index of its stages or
+    of those of a range joined with it); the log must not begin between the two.
     """
 
     open: list[tuple[BatchKey, StagedBatch]] = []
@@ -280,26 +284,26 @@ def publish_record(frame: Buffer) -> PublishRecord:
 
 
 def prepare_adds_nothing(frame: Buffer) -> bool:
-    """Return whether a `prepare` entry only drops or forgets: it promises no records."""
+    """Return whether a `prepare` entry only drops or forgets, so that no records can follow from it."""
     record = _prepare_decoder.decode(body_of(frame))
     return record.operation is not PrepareOperation.PREPARE
 
 
 class _Tables(NamedTuple):
-    """What is known of staged batches, as of the log's end."""
+    """The parts of the table of staged batches, as of the log's end."""
 
     open: dict[BatchKey, OpenBatch]
     published: dict[bytes, Published]
-    """The last publish of each sink that is kept."""
+    """By sink, its last publish; without single-use sinks."""
     named: dict[int, int]
-    """By publish, the lowest index that it names; in order of the publishes."""
+    """By index of a publish, the lowest index of the stages that it names; in order of the publishes."""
     uploads: dict[bytes, PublishedUpload]
     published_once: dict[bytes, Published]
-    """The last publish of each single-use sink; in order of the publishes."""
+    """By single-use sink, its last publish; in order of the publishes."""
 
 
 class _Table(IntEnum):
-    """The places in `_Tables`."""
+    """The positions of the parts in `_Tables`."""
 
     OPEN = 0
     PUBLISHED = 1
@@ -309,7 +313,7 @@ class _Table(IntEnum):
 
 
 class StagedBatches:
-    """The table of one partition."""
+    """The table of staged batches, uploads and publishes of one partition."""
 
     __slots__ = ("_tables", "_undo")
 
@@ -337,7 +341,7 @@ class StagedBatches:
         return self._tables.open.get(key)
 
     def stage(self, key: BatchKey, number: int) -> Stage | None:
-        """Return an open stage, as of the log's end."""
+        """Return stage `number` of the open batch with this key, or None; as of the log's end."""
         batch = self._tables.open.get(key)
         return None if batch is None else batch.get(number)
 
@@ -347,14 +351,14 @@ class StagedBatches:
 
     @property
     def published_once(self) -> int:
-        """Number of known publishes of sinks that write once."""
+        """Number of remembered publishes of single-use sinks."""
         return len(self._tables.published_once)
 
     def old_published(self, *, before_ms: int, keep: int) -> list[tuple[bytes, int]]:
         """Return (sink, index of its publish) for publishes of single-use sinks that may be forgotten.
 
-        They are those that were appended before `before_ms`, and those that exceed the number `keep`, oldest
-        first; at most `MAX_PUBLISHED_ONCE`.
+        These are the publishes appended before `before_ms`, and the oldest ones beyond the number `keep`.
+        They are in order, oldest first; at most `MAX_PUBLISHED_ONCE`.
         """
         found: list[tuple[bytes, int]] = []
         more = len(self._tables.published_once) - keep
@@ -365,7 +369,7 @@ class StagedBatches:
         return found
 
     def upload(self, upload: bytes) -> PublishedUpload | None:
-        """Return a published upload, as of the log's end; None if it is not published here, or forgotten."""
+        """Return the published upload with this id, as of the log's end; None if unpublished or forgotten."""
         return self._tables.uploads.get(upload)
 
     def open_uploads(self) -> int:
@@ -377,17 +381,17 @@ class StagedBatches:
         return sum(batch.size_bytes for batch in self._tables.open.values() if not batch.first.records)
 
     def idle_upload(self, *, before_ms: int) -> BatchKey | None:
-        """Return the key of the smallest unpublished upload that got no part since `before_ms`, or None.
+        """Return the key of the smallest unpublished upload whose last part was appended before `before_ms`.
 
-        The time is compared with append times.
+        Return None if there is none.
         """
         idle = [(size, last_ms, key) for last_ms, size, key in self.idle_uploads(before_ms=before_ms)]
         return min(idle)[2] if idle else None
 
     def idle_uploads(self, *, before_ms: int) -> list[tuple[int, int, BatchKey]]:
-        """Return the unpublished uploads that got no part since `before_ms`, the longest idle first.
+        """Return the unpublished uploads whose last part was appended before `before_ms`, longest idle first.
 
-        Each is (append time of its last part, bytes, key); the times are append times.
+        Each is (append time of its last part, size in bytes, key).
         """
         return sorted(
             (batch.last.append_time_ms, batch.size_bytes, key)
@@ -400,10 +404,10 @@ class StagedBatches:
         return iter(self._tables.open.items())
 
     def abandoned(self, *, idle_before_ms: int, begun_before_ms: int) -> list[BatchKey]:
-        """Return the keys of open batches that count as abandoned; a prepared batch never does.
+        """Return the keys of open batches and uploads that are considered abandoned.
 
-        A batch of a sink does if its first stage was appended before `begun_before_ms`, an upload if its last
-        part was appended before `idle_before_ms`. The times are compared with append times.
+        A batch of a sink is abandoned if its first stage was appended before `begun_before_ms`, an upload if
+        its last part was appended before `idle_before_ms`. A prepared batch is never abandoned.
         """
         return [
             key
@@ -421,9 +425,9 @@ class StagedBatches:
         return [key for key in self._tables.open if key[0] == sink and key[2] <= epoch]
 
     def possible_start(self, index: int) -> int:
-        """Return the highest index, at most `index`, of an entry that the log may begin after.
+        """Return the highest index, at most `index`, of an entry after which the log may begin.
 
-        Open batches are kept whole, and so is everything that a publish after that entry names.
+        All stages of open batches are kept, and so are the stages of each publish after that entry.
         """
         lowest = [batch.first.index for batch in self._tables.open.values()]
         limit = min([index, *(first - 1 for first in lowest)])
@@ -523,7 +527,7 @@ class StagedBatches:
             self._name(header.index, min(index for index, _ in record.stages))
 
     def _name(self, publish: int, first: int) -> None:
-        """Record that the log may not begin between a publish and the first entry that it names."""
+        """Record that the log must not begin between a publish and the first of its stages."""
         named = self._tables.named
         for earlier in list(reversed(named)):
             if earlier < first:
@@ -543,7 +547,7 @@ class StagedBatches:
     def _published_upload(self, header: Header, record: PublishRecord, large: LargeRecord) -> None:
         uploads = self._tables.uploads
         now_ms = header.append_time_ms
-        # Which uploads are forgotten follows from the table and the entry alone: on every replica the same.
+        # Which uploads are forgotten depends only on the table and the entry: every replica does the same.
         for upload, old in sorted(uploads.items(), key=_by_index):
             if len(uploads) < MAX_UPLOADS and old.time_ms + UPLOAD_AGE_MS >= now_ms:
                 break
@@ -588,7 +592,7 @@ class StagedBatches:
     # -- stored --------------------------------------------------------------------------
 
     def stored(self) -> StoredStages:
-        """Return the whole table as of the log's end. Its parts are sorted: equal logs give equal results."""
+        """Return the whole table as of the log's end, sorted, so that equal logs give equal results."""
         open_, published, named, uploads, once = self._tables
         return StoredStages(
             [(key, batch.stored()) for key, batch in sorted(open_.items(), key=itemgetter(0))],

@@ -1,11 +1,11 @@
-"""The derived state of one replica: everything that follows from its log, and nothing else.
+"""The derived state of one replica: everything that can be computed from its log, and nothing else.
 
 Each table is a function of the log (docs/consensus.md#derived-tables). It changes when an entry is appended,
 is rolled back when the entry is truncated, is notified of commits, and is stored in snapshots and in
 `log_start` entries. This module does all of that for all tables, so that a new table can't be left out of one
 of these steps. The tables are those of producers, idempotency keys, cursors, channels, delayed records,
-staged batches, sinks, and of the partition's place in its topic's routes; the state also has the group's
-configuration, and where the log is to begin.
+staged batches, sinks, and of the partition's place in its topic's routes. The state also has the group's
+Raft configuration, and the start that the log is to get.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from laminar.node.partition.state.succession import Sealed, Succession
 
 
 class _Table(Protocol):
-    """A table, of which each change can be undone until its entry is committed."""
+    """A table whose changes can each be rolled back until their entries are committed."""
 
     def committed(self, index: int) -> None:
         """Forget how to roll back entries up to `index`."""
 
 
 class PartitionState:
-    """The tables of one replica, and what else is derived from its log."""
+    """The tables of one replica, its Raft configurations and log starts: all that is derived from its log."""
 
     def __init__(self, start_index: int) -> None:
-        """Make the empty state of a log that starts after entry `start_index`, before any of its entries."""
+        """Create the empty state of a log that starts after entry `start_index`; no entry is applied yet."""
         self.producers = Producers()
         self.keys = IdempotencyKeys()
         self.cursors = Cursors()
@@ -51,17 +51,17 @@ class PartitionState:
         self.stages = StagedBatches()
         self.sinks = Sinks()
         self.succession = Succession()
-        # The tables that entries have changed which are not known to be committed, with the last of these.
+        # The tables with changes that may be rolled back, and the index of the last entry that changed each.
         self._changed: dict[_Table, int] = {}
         self.committed_index = start_index
-        # Whether the log was trimmed, and its first `log_start` entry is not applied yet. That entry carries
-        # the state that the trimmed entries led to.
+        # Whether the log was trimmed and its first `log_start` entry is not applied yet. That entry contains
+        # the state after the trimmed entries.
         self._beheaded = start_index > 0
         # `log_start` entries that are not known to be committed, with their indexes, in order.
         self._starts: deque[tuple[int, LogStartRecord]] = deque()
         # The last committed `log_start` entry with its index, without the state that it carries.
         self._last_start: tuple[int, LogStartRecord] | None = None
-        # The same, until the log's start has been moved there.
+        # The same until the log's start has been moved there; then None.
         self.due_start: tuple[int, LogStartRecord] | None = None
         # Configurations with the indexes of their entries: the last committed one, and all after it.
         self._configurations: list[tuple[int, ConfigurationRecord]] = []
@@ -152,7 +152,10 @@ class PartitionState:
             self._configurations.pop()
 
     def committed(self, index: int) -> None:
-        """Note that entries up to `index` are committed; the last `log_start` among them becomes due."""
+        """Note that entries up to `index` are committed.
+
+        The last `log_start` entry among them becomes `due_start`: the log's start is to be moved there.
+        """
         self.committed_index = index
         if self._changed:
             self._forget_undo(index)
@@ -170,18 +173,18 @@ class PartitionState:
 
     @property
     def committed_seal(self) -> Sealed | None:
-        """The `seal` entry, if this replica knows that it is committed: the partition's end is final."""
+        """The `seal` entry that ends the partition, if this replica knows that it is committed, else None."""
         sealed = self.succession.sealed
         return sealed if sealed is not None and sealed.index <= self.committed_index else None
 
     @property
     def start_is_moving(self) -> bool:
-        """Whether a `log_start` entry is not committed yet, or the log's start not moved there yet."""
+        """Whether a `log_start` entry is not committed yet, or the log's start is not moved to it yet."""
         return bool(self._starts) or self.due_start is not None
 
     @property
     def next_start(self) -> int:
-        """The offset at which the log begins when all `log_start` entries in it are carried out."""
+        """The offset at which the log will begin when all `log_start` entries in it are carried out."""
         last = self._starts[-1] if self._starts else self._last_start
         return 0 if last is None else last[1].offset
 
@@ -216,7 +219,10 @@ class PartitionState:
         )
 
     def configurations_up_to(self, index: int) -> list[tuple[int, ConfigurationRecord]]:
-        """Return the configurations held here that entries up to `index` set, with these indexes."""
+        """Return the Raft configurations set by entries up to `index`, each with the index of its entry.
+
+        These are the last one that is committed, and all after it; older ones are forgotten.
+        """
         return [(at, record) for at, record in self._configurations if at <= index]
 
     def last_start_up_to(self, index: int) -> tuple[int, LogStartRecord] | None:
@@ -232,9 +238,9 @@ class PartitionState:
         configurations: Sequence[tuple[int, ConfigurationRecord]],
         start: tuple[int, LogStartRecord] | None,
     ) -> None:
-        """Restore the state as of a committed entry from a snapshot, in place of a replay up to there.
+        """Restore the state as of a committed entry from a snapshot, instead of replaying the log up to it.
 
-        `start` is the last `log_start` entry up to there; it becomes due again at the next commit.
+        `start` is the last `log_start` entry up to that entry; it is carried out again at the next commit.
         """
         self._restore_tables(state)
         self._configurations = list(configurations)
@@ -253,9 +259,9 @@ class PartitionState:
         self.succession.restore(state.succession)
 
     def adopt(self, whole: PartitionState) -> None:
-        """Replace the tables by those of a replay that lacks no entry and ran beside this replica.
+        """Replace the tables, which lack damaged entries, by those of a complete replay of the log.
 
-        Nothing is left out after this.
+        The replay ran beside this replica after the entries were repaired. `left_out` is empty then.
         """
         self.producers, self.cursors = whole.producers, whole.cursors
         self.channels, self.delayed = whole.channels, whole.delayed

@@ -1,13 +1,13 @@
-"""The place of one partition in its topic's routes: what it succeeds, and whether it has ended.
+"""The place of one partition in its topic's routes: which change created it, and whether it has ended.
 
-A *change* of routes replaces some partitions, its *inputs*, by others, its *outputs*, over the same logical
-partitions; no record is copied. Entry 1 of an output names the change: the partition is `waiting`, and takes
-no record before its leader has appended an `OPEN`. An input ends with a `SEAL`: nothing that adds a record is
-appended after it, so the end that it stands at is final.
+A *change* of a topic's route replaces some partitions, its *inputs*, by others, its *outputs*, over the same
+range of keys (counted in logical partitions); no record is copied. Entry 1 of an output names the change: the
+partition is `waiting`, and takes no record before its leader has appended an `OPEN` entry. An input ends with
+a `SEAL` entry: no entry that adds a record is appended after it, so the offset of the seal is the final end.
 
 Like the table of producers this one is a function of the log: changed when an entry is appended, rolled back
-when the entry is truncated. It does not know whether an entry is committed, nor what the catalog has recorded
-of the change. Reference: `docs/consensus.md#ends-of-partitions`.
+when the entry is truncated. It does not know whether an entry is committed, nor how far the change is in the
+catalog. Reference: `docs/consensus.md#ends-of-partitions`.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from laminar.node.partition.state.delayed_records import Sent, delayed_change
 from laminar.node.partition.state.staged_batches import prepare_adds_nothing
 from laminar.wire.key_route import LOGICAL_PARTITIONS
 
-# What an open partition takes while its leader asks whether a seal was lost: that seal, the entry that opens
-# it, and batches that are decided, as the log that had the seal had these before it.
+# Kinds that an open partition takes while its leader asks whether a seal was lost: that seal, the entry that
+# opens the partition, and publishes of decided batches, which the log with the seal had before the seal.
 _IN_DOUBT: Final = frozenset({Kind.SEAL, Kind.OPEN, Kind.PUBLISH})
 # Kinds that a partition takes when it takes no records.
 _WITHOUT_RECORDS: Final = frozenset(
@@ -54,7 +54,10 @@ Status: TypeAlias = Literal["waiting", "open", "sealed"]
 
 
 class Output(msgspec.Struct, frozen=True, array_like=True):
-    """A partition that a change makes: its number, its range of logical partitions, and its group's id."""
+    """A partition that a change creates: its number, range of logical partitions, and Raft group's id.
+
+    The range are `size` logical partitions, from number `first` on.
+    """
 
     number: _Natural
     first: _First
@@ -63,7 +66,7 @@ class Output(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Input(msgspec.Struct, frozen=True, array_like=True):
-    """A partition that a change ends: its number, its group's id, its final end, and the time of its seal."""
+    """A partition that a change ends: its number, Raft group's id, final end offset, and time of its seal."""
 
     number: _Natural
     group: _Group
@@ -72,10 +75,10 @@ class Input(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SealRecord(msgspec.Struct, frozen=True, array_like=True):
-    """Payload of a `seal` entry: the change, the version of the route that it makes, and its outputs.
+    """Payload of a `seal` entry: the change, the version of the route that it creates, and its outputs.
 
     The outputs are in the order of their ranges, which follow each other without a gap. `order` says whether
-    the order of each key is kept over the change.
+    readers see the records of a key in order across the change (`strict`) or may not (`weak`).
     """
 
     change_id: _Positive
@@ -93,7 +96,7 @@ class SealRecord(msgspec.Struct, frozen=True, array_like=True):
 class OpenRecord(msgspec.Struct, frozen=True, array_like=True):
     """Payload of an `open` entry: the change, its route's version, this partition's range, and the inputs.
 
-    An input is left out that has no seal yet, as the change was forced, or that is reclaimed.
+    Two kinds of inputs are left out: those not sealed yet (in a forced change), and reclaimed ones.
     """
 
     change_id: _Positive
@@ -118,7 +121,7 @@ def seal_record(frame: Buffer) -> SealRecord:
     """Return the record in the frame of a `seal` entry.
 
     Raises:
-        BatchError: it is malformed, or says what cannot be.
+        BatchError: it is malformed, or its outputs contradict each other.
     """
     record = _decoded(frame, _seal_decoder, "seal entry")
     outputs = record.outputs
@@ -137,7 +140,7 @@ def open_record(frame: Buffer) -> OpenRecord:
     """Return the record in the frame of an `open` entry.
 
     Raises:
-        BatchError: it is malformed, or says what cannot be.
+        BatchError: it is malformed, or its inputs or range are impossible.
     """
     record = _decoded(frame, _open_decoder, "open entry")
     _check_differ("inputs", [each.number for each in record.inputs], "open entry")
@@ -169,7 +172,7 @@ def _bad(field: str, value: int, expected: int, what: str) -> BatchError:
 
 
 class Opened(msgspec.Struct, frozen=True, array_like=True):
-    """The `open` entry of a partition: its index, its append time, and what it says."""
+    """The `open` entry of a partition: its index, its append time, and its payload."""
 
     index: int
     time_ms: int
@@ -177,7 +180,7 @@ class Opened(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Sealed(msgspec.Struct, frozen=True, array_like=True):
-    """The `seal` entry of a partition: its place in the log, the final end, its append time, what it says."""
+    """The `seal` entry of a partition: its index and term, the final end offset, append time and payload."""
 
     index: int
     term: int
@@ -187,7 +190,7 @@ class Sealed(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StoredSuccession(msgspec.Struct, frozen=True, array_like=True):
-    """The table as it is stored. `successor_of` is the id of the change that made the partition, 0: none."""
+    """The table as it is stored. `successor_of` is the id of the change that created the partition, or 0."""
 
     successor_of: int = 0
     opened: Opened | None = None
@@ -197,7 +200,7 @@ class StoredSuccession(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Succession:
-    """The table of one partition."""
+    """The table of one partition: the entries that opened and sealed it, and the change that created it."""
 
     __slots__ = ("_in_doubt", "_now", "_undo", "lacks_entries", "opened_in", "takes_records")
 
@@ -205,20 +208,20 @@ class Succession:
         self._now = StoredSuccession()
         # (index of the entry, the table before) of changes that may be rolled back.
         self._undo: deque[tuple[int, StoredSuccession]] = deque()
-        # Whether the partition is `open` as of the log's end, without doubt: the one question of each append.
+        # Whether the partition is `open` as of the log's end and not `in_doubt`; each append checks this.
         self.takes_records = True
-        # The version of the route by which the `open` entry opened it; 0 without one.
+        # The version of the route in the `open` entry; 0 without such an entry.
         self.opened_in = 0
-        # Entries were damaged on every replica, so the tables were made without them for good: a seal may be
-        # among these. It stays set, and goes with the tables to other replicas.
+        # Whether entries were damaged on every replica, so that the tables lack them for good: a seal may be
+        # among these. It stays True, and is stored with the tables, also for other replicas.
         self.lacks_entries = False
         self._in_doubt = False
 
     @property
     def in_doubt(self) -> bool:
-        """Whether the leader refuses records until the catalog confirms that its log lacks no seal.
+        """Whether the leader refuses records until the catalog confirms that its log has not lost a seal.
 
-        The leader sets it; it does not follow from the log.
+        The leader sets this; it is not derived from the log.
         """
         return self._in_doubt
 
@@ -229,7 +232,7 @@ class Succession:
 
     @property
     def successor_of(self) -> int:
-        """Id of the change that made this partition; 0 if none did."""
+        """Id of the change that created this partition; 0 if it was created with its topic."""
         return self._now.successor_of
 
     @property
@@ -244,13 +247,13 @@ class Succession:
 
     @property
     def status(self) -> Status:
-        """Whether the partition waits, is open, or is sealed, as of the log's end."""
+        """`waiting` before the `open` entry of an output, then `open`, then `sealed`; as of the log's end."""
         if self._now.sealed is not None:
             return "sealed"
         return "waiting" if self._now.successor_of and self._now.opened is None else "open"
 
     def takes(self, frame: Buffer) -> bool:
-        """Return whether this entry may be appended next."""
+        """Return whether this entry may be appended next, in the present status of the partition."""
         if self.takes_records:
             return True
         kind = kind_of(frame)
@@ -261,7 +264,7 @@ class Succession:
         if kind == Kind.OPEN:
             return self.status == "waiting"
         if kind == Kind.DELAYED:
-            # What was pending at the end is sent to the partitions that follow.
+            # Delayed records that were pending at the seal are sent to the partitions that follow.
             return self.status == "sealed" and isinstance(delayed_change(frame), Sent)
         # A deleted sink must be forgotten everywhere before its name is free again.
         return kind == Kind.PREPARE and prepare_adds_nothing(frame)
@@ -269,7 +272,7 @@ class Succession:
     # -- the log's changes -----------------------------------------------------------------
 
     def appended(self, header: Header, frame: Buffer) -> None:
-        """Apply a `seal` or `open` entry that is now the log's last. Of two of a kind the first counts."""
+        """Apply a `seal` or `open` entry that is now the log's last; a second one of its kind is ignored."""
         now = self._now
         if header.kind is Kind.SEAL and now.sealed is None:
             sealed = Sealed(
@@ -281,7 +284,7 @@ class Succession:
             self._put(header.index, msgspec.structs.replace(now, opened=opened))
 
     def made_by(self, index: int, change_id: int) -> None:
-        """Apply entry 1, by which the partition is an output of a change."""
+        """Apply entry 1 of an output, which names the change that created the partition."""
         self._put(index, msgspec.structs.replace(self._now, successor_of=change_id))
 
     def truncated(self, index: int) -> None:
