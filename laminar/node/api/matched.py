@@ -1,6 +1,7 @@
-"""What a head asks for: the operation, the names in its path, and what follows from these alone.
+"""Match a request's head to a route: its operation, the names in its path, and facts that follow from these.
 
-It is found once for all requests with an equal head, which share the parsed head, and kept with that.
+The match is computed once for all requests with an equal head, which share the parsed head, and is stored
+there.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ _WHILE_IMPORTING = frozenset(
 
 
 class Matched(NamedTuple):
-    """The operation that a head asks for: the same for each request with the same head."""
+    """The operation of a route that matches a request's head, with the names in the path."""
 
     operation: str
     params: dict[str, str]
@@ -75,7 +76,7 @@ class Matched(NamedTuple):
     """How many bytes the answer of a read by POST may have; 0 of anything else."""
 
     def check_system(self) -> None:
-        """Refuse what only nodes may do.
+        """Refuse an operation on an internal topic that only nodes may carry out.
 
         Raises:
             Problem: 422 `invalid`.
@@ -92,10 +93,11 @@ class Matched(NamedTuple):
 
 
 def matched_of(head: RequestHead) -> Matched:
-    """Return what a head asks for.
+    """Return the match of a head.
 
     Raises:
-        Problem: 400, 404, 405, 415 or 422: no route, or a header or parameter that it does not take.
+        Problem: 400, 404, 405, 415 or 422: no route matches, or the route does not take a header or
+        parameter.
     """
     if head.memo is None:
         head.memo = _match(head)

@@ -42,9 +42,9 @@ _MOST = (
 
 
 def most_document_bytes(operation: str) -> int | None:
-    """Return how large the operation's JSON body may be, as it is decoded on the event loop.
+    """Return the maximum size of an operation's JSON body; None if its body is no JSON document.
 
-    None if the operation's body is no document.
+    The size is bounded because the body is decoded on the event loop.
     """
     return _MOST.get(operation)
 
@@ -67,7 +67,7 @@ def json_body(request: Request, kind: type[_Document]) -> _Document:
 
 
 def document_of(document: dict[str, Any], kind: type[_Document]) -> _Document:
-    """Return a document that was decoded and changed as `kind`.
+    """Convert a document, which was decoded and then changed, to `kind`.
 
     Raises:
         Problem: 422 with the field's path and value if it does not fit `kind`.
@@ -79,7 +79,7 @@ def document_of(document: dict[str, Any], kind: type[_Document]) -> _Document:
 
 
 def _invalid(text: str, document: Any, kind: type[msgspec.Struct]) -> Problem:
-    """Return msgspec's message `text` as a 422 problem: `field` is the path in it, `value` what is there."""
+    """Return msgspec's message `text` as a 422 problem: its path is `field`, with the `value` found there."""
     place = _PLACE.search(text)
     path = place["path"] if place is not None else ""
     text = text[: place.start()] if place is not None else text
@@ -119,7 +119,7 @@ def _detail(kinds: list[Type], path: str, text: str) -> str:
 
 
 def _kind_at(kind: type[msgspec.Struct], path: str) -> list[Type]:
-    """Return the types that may stand at a path as msgspec writes it; null is left out."""
+    """Return the types, except null, that the struct `kind` permits at a path as msgspec writes it."""
     found = _alternatives(inspect.type_info(kind))
     for step in _STEP.findall(path):
         below: list[Type] = []
@@ -145,9 +145,9 @@ def _alternatives(kind: Type) -> list[Type]:
 
 
 def _limit(kinds: list[Type], text: str = "") -> int | str | None:
-    """Return the problem's limit: the bound that `text` names, permitted names, the maximum or the pattern.
+    """Return the `limit` of a problem: the bound in `text`, the permitted names, a maximum or a pattern.
 
-    None if there is none of these.
+    Returns None if the types have none of these.
     """
     bound = _BOUND.search(text)
     if bound is not None:
@@ -165,7 +165,7 @@ def _limit(kinds: list[Type], text: str = "") -> int | str | None:
 
 
 def _at(document: Any, path: str) -> Any:
-    """Return the value at a path as msgspec writes it; None if a step of the path is no name (`[...]`)."""
+    """Return the value at a path as msgspec writes it; None if a step of the path is an index (`[...]`)."""
     if "[" in path:
         return None
     for step in path.split(".") if path else ():

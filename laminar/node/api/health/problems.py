@@ -1,7 +1,7 @@
-"""The problems that the health of a cluster may have: their codes, how bad they are, and what to do.
+"""The problems of a cluster's health: their codes, severity and remedies.
 
-`REMEDIES` is the one list of codes. A problem is found by a shard (`shard_health`) or by the node that is
-asked (`cluster_health`), and is the same problem if code and subject are.
+`REMEDIES` is the only list of codes. A problem is found by a shard (`shard_health`) or by the node that
+answers a request (`cluster_health`). Two findings with the same code and subject are the same problem.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ MOST_LEADERLESS: Final = 1_000
 
 
 class Found(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A problem that was found. `topic`: only who may describe it hears of it; empty: everybody."""
+    """A problem that was found.
+
+    With a `topic`, only a principal that may describe this topic sees it; with an empty one all do.
+    """
 
     code: str
     subject: str
@@ -101,7 +104,7 @@ REMEDIES: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
 
 
 def remedies(found: Found) -> list[Remedy]:
-    """Return what to do about a problem."""
+    """Return the remedies of a problem, as commands and texts for operators."""
     topic, _, name = found.subject.rpartition("/")
     words = {"subject": found.subject, "topic": found.topic or topic or found.subject, "name": name}
     if found.code == "no_leader" and found.subject == CATALOG:
@@ -113,7 +116,7 @@ def remedies(found: Found) -> list[Remedy]:
 
 
 def document(found: Found) -> HealthProblem:
-    """Return a problem as answers show it."""
+    """Return the JSON document of a problem."""
     return HealthProblem(
         code=found.code,
         severity="critical" if found.is_critical else "warning",
@@ -125,7 +128,7 @@ def document(found: Found) -> HealthProblem:
 
 
 class Since:
-    """When each problem was seen first; one that is found no more is forgotten."""
+    """Remembers when each problem was first seen, for as long as it is found again."""
 
     def __init__(self, now_ms: Callable[[], int]) -> None:
         """`now_ms` returns the time of the wall clock."""
@@ -133,7 +136,7 @@ class Since:
         self._first: dict[tuple[str, str], int] = {}
 
     def noted(self, found: Iterable[Found]) -> list[Found]:
-        """Return all problems that there are now, each with when it was seen first."""
+        """Return the present problems, each with the time at which it was first seen."""
         now_ms, known = self._now_ms(), self._first
         noted = [
             msgspec.structs.replace(each, since_ms=known.get((each.code, each.subject), now_ms))
@@ -144,7 +147,7 @@ class Since:
 
 
 def merged(found: Iterable[Found]) -> list[Found]:
-    """Return each problem once, with the earliest time, as bad as it was found; critical ones first."""
+    """Return each problem once, with its earliest time and worst severity; critical ones first."""
     by_key: dict[tuple[str, str], Found] = {}
     for each in found:
         key = each.code, each.subject
@@ -159,7 +162,7 @@ def merged(found: Iterable[Found]) -> list[Found]:
 def limited(
     found: Iterable[Found], *, most: Mapping[str, int] | None = None
 ) -> tuple[list[Found], Counter[str]]:
-    """Return at most `MOST_LISTED` problems of each code, or `most` of it, and the numbers of the others."""
+    """Return at most `MOST_LISTED` problems of each code (or `most` of it), and the numbers of others."""
     kept, counts, left = [], Counter[str](), Counter[str]()
     for each in found:
         if counts[each.code] < (most or {}).get(each.code, MOST_LISTED):

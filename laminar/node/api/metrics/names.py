@@ -1,7 +1,7 @@
 """All families of metrics of a node: name, type, help and labels. `/metrics` has no other.
 
-`OF_PROCESSES` are numbers of a process, by the part of it and the key in that part's statistics; a test finds
-keys without a row. `OTHERS` are added up by topic, consumer, channel and so on (`text`). Units are seconds,
+`OF_PROCESSES` are numbers of a process, by its part and the key in that part's statistics; a test finds keys
+without a row here. `OTHERS` are summed by topic, consumer, channel and so on (`text`). Units are seconds,
 bytes and plain numbers. A counter begins at 0 with its process, or with the leadership that it counts for.
 docs/metrics.md is written from this table (`python -m tests.node.api.metrics.page`).
 """
@@ -26,12 +26,12 @@ class Family(NamedTuple):
 
     @property
     def sample(self) -> str:
-        """The name of its samples, but for a histogram or summary, which have several."""
+        """The name of the family's samples; a histogram or summary has several (`samples`)."""
         return f"{self.name}_total" if self.kind == "counter" else self.name
 
     @property
     def unit(self) -> str:
-        """The unit that its name ends in; empty: a plain number."""
+        """The unit at the end of the family's name; empty for a plain number."""
         return next((unit for unit in ("seconds", "bytes") if self.name.endswith(f"_{unit}")), "")
 
 
@@ -52,7 +52,10 @@ NOT_SHOWN: Final = {
 def _part(
     part: str, *rows: tuple[str, Kind, str] | tuple[str, Kind, str, str, float]
 ) -> Iterator[tuple[tuple[str, str], Family]]:
-    """Yield the families of a part; a row may say another name, and the factor to its unit."""
+    """Yield the families of a part of the process, each with its (part, key).
+
+    A row has key, kind and help, and optionally another name and the factor to the unit of that name.
+    """
     for row in rows:
         key, kind, text = row[:3]
         name, scale = (row[3], row[4]) if len(row) == 5 else (f"laminar_{part}_{key}", 1.0)
@@ -579,7 +582,7 @@ ALL: Final = (*OTHERS, *OF_PROCESSES.values())
 
 
 def samples(family: Family) -> tuple[str, ...]:
-    """Return the names of a family's samples, as queries name them."""
+    """Return the names of a family's samples, as they are used in queries."""
     if family.kind == "histogram":
         return tuple(f"{family.name}_{each}" for each in ("bucket", "sum", "count"))
     if family.kind == "summary":
