@@ -1,9 +1,9 @@
-"""One record by its offset: its value, raw, with everything else that it has in headers.
+"""The route of one record: its raw value as the body, its other fields as headers.
 
-A record larger than a batch is answered from its parts. Each is read, verified and written as fast as the
-peer takes it, so any size costs the memory of one part; `Range` asks for some of the value. An answer between
-shards is passed on whole, so there the value comes in pieces: the shard that the client asked fetches them
-one by one.
+The value of a large record (larger than a batch) is read from its parts. Each is read, verified and written
+as fast as the client takes it, so any size costs the memory of one part; `Range` selects some bytes of the
+value. Shards exchange only whole answers, so the shard that the client asked fetches a large value from
+another shard in pieces, one by one.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _RANGE = re.compile(r"bytes=([0-9]{0,16})-([0-9]{0,16})\Z", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The parts of a large record: log entries, and the byte of the value after each of them."""
+    """The parts of a large record: their log entries, and for each the position in the value after it."""
 
     indexes: Sequence[int]
     ends: Sequence[int]
@@ -163,7 +163,7 @@ class RecordValueRoutes:
         return parts
 
     def _whole(self, request: Request, passed: Response, topic: str, number: int) -> Response:
-        """Return another shard's answer; a large record's further pieces are fetched while it is sent."""
+        """Return another shard's answer; further pieces of a large record are fetched while it is sent."""
         rest = next((value for name, value in passed.headers if name == _REST), None)
         if rest is None:
             return passed
@@ -255,7 +255,7 @@ async def _chained(first: Buffer, rest: AsyncIterator[Buffer]) -> AsyncIterator[
 
 
 def _range(request: Request, size: int, *, etag: str) -> tuple[int, int] | None:
-    """Return the requested bytes as first and one after the last; None for all (RFC 9110, 14.2).
+    """Return the requested range of bytes (first, one after the last); None for all (RFC 9110, 14.2).
 
     Several ranges, and an invalid one, are answered with the whole value.
 
@@ -291,9 +291,9 @@ def _small(batch: Batch, offset: int, always: list[tuple[str, str]]) -> Response
 
 
 def _described(batch: Batch, offset: int) -> list[tuple[str, str]]:
-    """Return everything but the value of a record as headers, as far as clients take them.
+    """Return the fields of a record other than its value as headers, within the limits of HTTP clients.
 
-    `Laminar-Left-Out` names what did not fit; a fetch returns it.
+    The header `Laminar-Left-Out` names fields that did not fit; a fetch returns these.
     """
     record = next(batch.records(offset, offset + 1))
     headers = [
@@ -328,7 +328,7 @@ def _described(batch: Batch, offset: int) -> list[tuple[str, str]]:
 
 
 def _visible(raw: bytes | bytearray | memoryview) -> str:
-    """Return bytes as a header may carry them: printable ASCII, the rest percent-encoded."""
+    """Return bytes as the value of a header: printable ASCII, the rest percent-encoded."""
     return "".join(
         chr(byte) if 0x20 < byte < 0x7F and byte != 0x25 else f"%{byte:02X}" for byte in bytes(raw)
     )
