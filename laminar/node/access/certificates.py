@@ -1,4 +1,4 @@
-"""The subject name of a client's certificate, as credentials name it: `CN=billing,O=Example`."""
+"""The subject name of a client's certificate in the form of credentials: `CN=billing,O=Example`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ _ESCAPED: Final = frozenset('\\,+"<>;=')
 def subject_of(certificate: Mapping[str, Any]) -> str:
     """Return the subject of a certificate in the form of `getpeercert`; parts in the certificate's order.
 
-    What separates parts is escaped in a value, so no name can look like another. Empty without a subject.
+    Characters that separate parts are escaped in values, so that no two subjects have the same text. It is
+    empty without a subject.
     """
     parts = []
     for part in certificate.get("subject", ()):

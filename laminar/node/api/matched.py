@@ -97,7 +97,7 @@ def matched_of(head: RequestHead) -> Matched:
 
     Raises:
         Problem: 400, 404, 405, 415 or 422: no route matches, or the route does not take a header or
-        parameter.
+            parameter.
     """
     if head.memo is None:
         head.memo = _match(head)

@@ -247,8 +247,8 @@ class ChannelRoutes:
         """Refuse a channel that begins at a cursor which no partition has: it would give out all records.
 
         Raises:
-            Problem: 404 `no_such_cursor`; 503 `not_enabled` while a node runs a program that does not
-                support this start; 503 while a leader does not answer.
+            Problem: 404 `no_such_cursor`; 503 `not_enabled` while a node runs a program that does not support
+                this start; 503 while a leader does not answer.
         """
         await check_enabled(self._services, CURSOR_START_SINCE, "to begin at a cursor")
         states, _ = await self._cursors.everywhere(topic, cursor)

@@ -256,8 +256,7 @@ class TopicRoutes:
 
         Raises:
             Problem: 422 for fewer than `min_replicas`; 503 `too_few_nodes`; 412 if the version has changed;
-            or
-                the catalog refuses the change.
+                or the catalog refuses the change.
         """
         record = self._topics.record(change.name)
         assert change.replicas is not None

@@ -321,8 +321,8 @@ class Exchange:
 
         Raises:
             Problem: the problem with which the other shard answered. `no_leader` if the connection was lost:
-                outcome `not_applied` if nothing was sent, else `unknown`. `outcome_unknown` if no answer
-                came in `timeout_s`.
+                outcome `not_applied` if nothing was sent, else `unknown`. `outcome_unknown` if no answer came
+                in `timeout_s`.
         """
         encoded = payload if isinstance(payload, bytes) else _encoder.encode(payload)
         asks = _asking.get() if method in IN_TURNS else None

@@ -144,8 +144,7 @@ class CursorPlaces:
 
         Raises:
             Problem: 422 if `place` is invalid; 404 if a partition does not exist; 409 `fenced` if another
-            rewind
-                took the cursor; 503 while a leader or the catalog does not answer. After the outcome
+                rewind took the cursor; 503 while a leader or the catalog does not answer. After the outcome
                 `unknown` the rewind still owns the cursor in some partitions, until it is repeated.
         """
         time_ms = _time_of(place) if isinstance(place, str) else None

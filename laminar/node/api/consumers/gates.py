@@ -100,8 +100,7 @@ class Gates:
 
         Raises:
             Problem: 409 `not_drained` with the ends of the ancestors where it is not; 503 `changing` when
-            some
-                leader did not answer in time.
+                some leader did not answer in time.
         """
         try:
             async with asyncio.timeout(GATE_S):

@@ -318,7 +318,7 @@ class AppendRoutes:
         return await self._leaders(topic, number, here=here, there=there, policy=policy)
 
     def _repeatable(self, request: Request) -> bool:
-        """Return whether the leader would recognise a second attempt, by key or producer ids.
+        """Return whether the leader would recognise a second attempt, by a key or by producer ids.
 
         The head names a key or a producer, or all batches of the body have producer ids.
         """

@@ -12,8 +12,8 @@ address can't make this node send more than it receives. While too many requests
 the client asks again.
 
 A node with access control takes only questions (requests by datagram) that are signed with the key of a
-credential. The key is derived from the cluster's secret and the credential's id, so nobody can sign a
-datagram with data of the catalog. A copy of a question is refused after some minutes, which is before a
+credential. The key is derived from the cluster's secret and the credential's id, so data of the catalog do
+not suffice to sign a datagram. A copy of a question is refused after some minutes, which is before a
 partition may forget its batch (`KEPT_MS` of `laminar.node.partition.state.producers`), so it is never
 appended again.
 """

@@ -272,8 +272,7 @@ class TopicAppends:
         """Append a request's records, split again whenever the route changes; return the receipts.
 
         Raises:
-                        Problem: the problem of a part that failed; 503 `changing` if no route in time takes
-                        them all.
+            Problem: the problem of a part that failed; 503 `changing` if no route in time takes them all.
         """
         deadline = self._loop.time() + ROUTE_WAIT_S
         oldest = 0

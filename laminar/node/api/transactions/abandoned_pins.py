@@ -85,7 +85,7 @@ class AbandonedPins:
                 self._services.spawn(self.check(partition))
 
     async def check(self, partition: Partition) -> None:
-        """Ask coordinators about one partition's batches that are due; end the pins of those that are over."""
+        """Ask coordinators about one partition's batches that are due; end pins of those that are over."""
         if not partition.leads:
             return
         pins, now_s = partition.state.channels.pins, self._loop.time()

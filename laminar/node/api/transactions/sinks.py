@@ -116,7 +116,7 @@ class ForgetRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ListRequest(msgspec.Struct, frozen=True, array_like=True):
-    """Request to a coordinator to list the first `limit` sinks after `after` whose names begin with `prefix`."""
+    """Request to a coordinator to list its first `limit` sinks after `after`, with names like `prefix*`."""
 
     topic: str
     partition: int
