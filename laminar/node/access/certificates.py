@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-# As RFC 4514 shortens the names of `ssl.SSLSocket.getpeercert`; others stay as they are.
+# The short forms in RFC 4514 of names in `ssl.SSLSocket.getpeercert`; others are left as they are.
 _SHORT: Final = {
     "commonName": "CN",
     "countryName": "C",

@@ -33,7 +33,7 @@ class FirstToken:
         """Store the token in the data folder `directory`; `now_ms` returns the wall clock's time."""
         self._path = os.path.join(directory, FILE)
         self._now_ms = now_ms
-        # The file is looked at once after a start, and once after each attempt.
+        # The file is checked once after a start, and once after each attempt.
         self._tidy = False
 
     async def make_if_none(self, catalog: Catalog) -> None:

@@ -24,14 +24,14 @@ BUCKET_MS: Final = 1000
 ROUNDING_MS: Final = 1e-3
 LONGEST_WAIT_MS: Final = 60_000
 SPREAD_MS: Final = 1000
-"""How far apart the times are at which those that are refused at once may ask again."""
+"""The longest span over which requests that are refused at the same time are spread when they ask again."""
 
 APART_MS: Final = 2.0
-"""How far apart they are at least: a server has muted connections go on one after the other."""
+"""The shortest distance between these times: a server resumes muted connections one after the other."""
 
 CONNECTION_WAIT_MS: Final = 1000
 MOST_COUNTED: Final = 100
-"""Most principals whose refusals are counted apart, for the metrics."""
+"""The most principals whose refusals are counted separately, for the metrics."""
 
 OTHERS: Final = "(others)"
 """The name under which the refusals of all further principals are counted; no principal has it."""
@@ -49,7 +49,7 @@ class Rate:
         self.limit = limit
         self._bucket_ms = bucket_ms
         self.per_ms = bucket_ms / limit
-        """How long one takes to come back, in ms."""
+        """The time in ms in which the bucket gains 1."""
         self._full_ms = 0.0
 
     def wait_ms(self, now_ms: int, *, least: int = 0) -> float:

@@ -13,7 +13,7 @@ from laminar.node.access.meters import Meter
 from membership.records import CredentialRecord, Grant
 
 ANONYMOUS: Final = "anonymous"
-"""The principal's name where a node asks for none."""
+"""The name of every client's principal on a node without access control."""
 
 CHALLENGE: Final = ("WWW-Authenticate", "Bearer")
 
@@ -99,7 +99,7 @@ def principal_of(request: Request) -> Principal:
     memo = request.head.memo
     principal: Principal | None = None if memo is None else memo.principal
     if principal is None:
-        principal = request.connection.context  # by a certificate, or by nothing
+        principal = request.connection.context  # of a certificate, or anonymous
     return ANYONE if principal is None else principal
 
 

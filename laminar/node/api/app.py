@@ -139,7 +139,7 @@ _REDIRECTED_APPENDS = frozenset({"append_to_partition", "upload_part", "publish_
 
 _IMPORT = IMPORT.name.lower()
 
-# Operations that the audit has: those of admins. Of the others it has what their handlers refuse.
+# Operations of admins, which the audit records; of `_CHECKED_LATER` it records what their handlers refuse.
 _OF_ADMINS = frozenset(operation for operation, needs in NEEDS.items() if needs.what == "admin")
 _CHECKED_LATER = frozenset({"begin_producer", "prepare_stages", "commit_batch"})
 _AUDITED = _OF_ADMINS | _CHECKED_LATER
@@ -151,7 +151,7 @@ _AUDIT_TARGET = f"/v1/topics/{AUDIT_TOPIC}/partitions/0/records"
 _PARSED = frozenset({"append_to_topic", "append_to_partition", "stage"})
 
 NO_ROOM_MS = 1000
-"""When to ask again for what waits, if too much does."""
+"""After how long a client that has too many waiting requests should ask again."""
 
 Handler = Callable[..., Response | Awaitable[Response]]
 
@@ -247,7 +247,7 @@ class Api:
         )
         TraceWriter(host, host.traces, self._append_to_trace, topic_routes.make)
         durations = Durations()
-        self.answered = durations.note  # without a method between: it is called for each answer
+        self.answered = durations.note  # directly, without a method around it: it is called for each answer
         numbers = ShardNumbers(
             host,
             watch,
@@ -371,7 +371,7 @@ class Api:
             "openapi": cluster.openapi,
             "docs": cluster.docs,
         }
-        # What clients' requests make other shards do.
+        # Transport methods that clients' requests call at other shards.
         self._steps: dict[str, Step] = {
             "describe": states.on_describe,
             "cursor": steps.on_cursor,
@@ -686,7 +686,7 @@ class Api:
         try:
             number = self._topics.partition_record(topic, params["partition"]).number
         except Problem:
-            return None  # the handler says why: it may be reclaimed
+            return None  # the handler answers with the reason: the partition may be reclaimed
         if needs_leader:
             where = self._locator.known_leader(topic, number)
         else:
@@ -736,7 +736,7 @@ class Api:
     async def _on_http(self, peer: Peer, payload: bytes) -> Any:
         passed = decode_passed(payload)
         head = RequestHead(passed.method, passed.target, passed.headers)
-        # The node that took the request has checked what its principal may do, and has it in its audit.
+        # The node that took the request has checked its principal's grants, and has recorded it in its audit.
         matched = matched_of(head)
         if matched.operation != "append_to_partition" or matched.params["topic"] not in _WRITTEN_BY_NODES:
             matched.check_system()

@@ -37,7 +37,7 @@ _log = logging.getLogger("laminar.channels")
 _T = TypeVar("_T")
 
 CARRIED_SINCE: Final = 5
-"""The code version from which on all nodes know copies."""
+"""The code version from which on all nodes support copies of open records."""
 COPY_BYTES: Final = 1 << 20
 """Most bytes of records in one entry, unless one record alone has more."""
 COPY_RECORDS: Final = 10_000
@@ -45,9 +45,9 @@ COPY_RECORDS: Final = 10_000
 AT_ONCE: Final = 100
 """How many records are read in one turn of the loop."""
 NO_COPY: Final = 0
-"""In place of a damaged entry: the record is larger than a batch, or its batch is not what it should be."""
+"""Instead of a damaged entry's index: the record is larger than a batch, or its batch is malformed."""
 RECORD_BYTES: Final = 32
-"""About how many bytes a record takes beside its cells."""
+"""The approximate size of a record in addition to its fields."""
 
 
 class _Record(NamedTuple):
@@ -163,7 +163,7 @@ class Carrier:
             place = bisect_left(segments, (end + 1,))
             held = segment_bytes[place]
             if not place or segments[place - 1][0] != end:
-                held += row.position + row.size  # it is a seal's, in the active segment
+                held += row.position + row.size  # the entry is a seal, in the active segment
             of_record = (held - freed) // max(1, row.next_offset - first)
             fresh_end = bisect_left(originals, row.next_offset)
             again_end = bisect_left(copies, (end + 1,))

@@ -59,7 +59,7 @@ from laminar.wire.channels import ChannelSettings, CursorStart, Named
 MAX_RANGE: Final = MAX_JOBS
 """Most records that one request names."""
 TICK_S: Final = 0.1
-"""How often, at most, what is due is looked for."""
+"""The shortest time between two checks for due records."""
 STALL_S: Final = 0.25
 """A timer that is late by more shows a stall of this process, which is not counted as time of consumers."""
 
@@ -161,7 +161,7 @@ class Delivery:
         if known is None:
             self._check_fence()
         if isinstance(settings.start, CursorStart) and not from_start:
-            # The bounds were confirmed before: what a client was answered to have set is committed here.
+            # The bounds were confirmed before, so every record whose append was answered is committed here.
             cursor = partition.cursor_commands.get(settings.start.cursor)
             first = bounds.start if cursor is None else cursor.position
         first = max(first, partition.state.next_start)
@@ -216,7 +216,7 @@ class Delivery:
                 self._partition.context.trace.read([run.first for run in jobs.runs], jobs.frames)
             return jobs
         except asyncio.CancelledError:
-            # The caller is gone: what it was given is released, also if that is committed only now.
+            # The caller is gone: its records are released, even if their delivery is committed only now.
             if future.done() and not future.cancelled() and future.exception() is None:
                 runs = future.result()
             if runs:
@@ -238,13 +238,13 @@ class Delivery:
         self._wake()
         settled = await settler.future
         if settler.is_unconfirmed or settler.extends:
-            # A leader that was deposed may lack what was given out since, after a seek also of what is done.
-            # Nor may it give time: the next one counts by its own clock.
+            # A deposed leader may lack later deliveries, after a seek also of records that are done here. Nor
+            # may it extend deliveries: the next leader counts by its own clock.
             await self._partition.reader.confirmed_bounds()
         if settler.extends:
             missed = self._extend(settler)
             if missed:
-                await seen(self._partition)  # what ended them is not committed yet, perhaps
+                await seen(self._partition)  # the entry that ended them may not be committed yet
                 settled = Settled(settled.done - len(missed), settled.late + missed)
         return settled
 
@@ -278,7 +278,7 @@ class Delivery:
                 over += [each._replace(first=first, end=first + count) for first, count in runs_of(out)]
                 late += sum(was_late(held, offset) for offset in out)
             if over:
-                # A leader that was deposed may lack deliveries of the next one: they are not over.
+                # A deposed leader may lack deliveries of the next leader, which are not over.
                 await self._confirmed()
                 return over, late
             left_s = deadline_s - self._loop.time()
@@ -301,7 +301,8 @@ class Delivery:
         partition.check_leads()
         partition.context.check_knows(PINS_SINCE, "acknowledgements in transactions")
         if partition.log.policy.is_interval:
-            # An entry that is lost with the power would give out again what a decision counts as done.
+            # Without a sync a power failure could lose the entry, and jobs of a decided batch be given out
+            # again.
             raise Problem(
                 "invalid",
                 "transactions require partitions with the flush policy `commit`",
@@ -313,7 +314,7 @@ class Delivery:
         try:
             changes = wanted_of(partition.state.channels, batch, acks)
         except Problem:
-            # A leader that was deposed may not know of the delivery, nor that another batch has ended.
+            # A deposed leader may not know of the delivery, nor that another batch has ended.
             await partition.reader.confirmed_bounds()
             await seen(self._partition)
             changes = wanted_of(partition.state.channels, batch, acks)
@@ -340,7 +341,7 @@ class Delivery:
         partition.check_leads()
         held = partition.state.channels.pins.get(batch)
         if held is None or index not in (None, held.entry):
-            # A leader that was deposed may lack what is to be ended, and must not say that it was.
+            # A deposed leader may lack the pins that are to be ended, and must not answer that they were.
             await partition.reader.confirmed_bounds()
             held = partition.state.channels.pins.get(batch)
             if held is None or index not in (None, held.entry):
@@ -373,7 +374,7 @@ class Delivery:
         self._partition.check_leads()
         self._lines.of(channel)
         self._check_fence()
-        # A start of the log that is not committed yet has passed the table: it takes nothing more from it.
+        # A start of the log that is not committed yet has changed the table: commit it before the seek.
         offset = max(offset, self._partition.state.next_start)
         future = propose(self._partition, [Sought(channel, offset, drop)], who=who)
         self._lines.renew(channel)

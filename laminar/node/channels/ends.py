@@ -36,12 +36,12 @@ class Ends:
     """Collects the changes of one turn that end deliveries."""
 
     def __init__(self) -> None:
-        # By channel, then by offset: what was out.
+        # By channel, then by offset: the acknowledged records, as they were out.
         self.acked: dict[int, dict[int, Out]] = {}
         # By channel and reason: (offset, what was out, delay in ms or -1, whether the attempt counts).
         self.failed: dict[tuple[int, str], list[tuple[int, Out, int, bool]]] = {}
         self._touched: dict[int, dict[int, Verb]] = {}
-        # By channel: what consumers said too late, and what is dead from now on.
+        # By channel: the numbers of records named too late, and of records that become dead.
         self.late: Counter[int] = Counter()
         self.died: Counter[int] = Counter()
 

@@ -35,7 +35,7 @@ from laminar.node.partition.state.channels import (
 from laminar.node.trace.ring import Who
 
 MAX_JOBS: Final = 10_000
-"""Most records that one request is given."""
+"""The most records that are given out to one request."""
 PASSED_S: Final = 1.0
 """The shortest time between two entries that only record how far a channel has read, and give out nothing."""
 GATE_S: Final = 0.5

@@ -219,7 +219,7 @@ class Source:
             same = next((row for row, each in enumerate(offsets) if each != at + row), len(offsets))
             if held is not None and same:
                 return Stretch(at, held.batch, first.row, same, first.time_ms, held.header, True)
-            # It has ended meanwhile, or was copied again: or an election has taken the entry back.
+            # The record has ended meanwhile, or was copied again; or an election has undone the entry.
             copies = partition.state.channels.copies
             before, first = first, copies.get(at)
             if first == before:

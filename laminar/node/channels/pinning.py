@@ -44,7 +44,7 @@ def wanted_of(table: Channels, batch: BatchKey, acks: Iterable[PartAcks]) -> lis
                     again += held is not None
     before = sum(map(len, table.pinned(batch).values()))
     if batch in table.pins and not pinned == again == before:
-        # The coordinator may have decided on what is pinned: only under a newer epoch may others be.
+        # The coordinator may have decided with these pins: only a newer epoch may pin other records.
         raise Problem(
             "in_progress",
             "other acknowledgements of this batch are being committed in this epoch",

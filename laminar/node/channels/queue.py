@@ -186,7 +186,7 @@ class Queue:
         self._ripen(now_s)
         free = min(MAX_OPEN - self.channel.open, MAX_OPEN_HERE - open_here)
         has_fresh = free > 0 and (bool(self.scanned) if self.is_scanned else self.at < end)
-        # Half of the records are new ones while there are some: neither kind starves the other.
+        # If there are new records, half are new ones, so that neither new nor repeated ones starve.
         again = self._take_due(wanted - wanted // 2 if has_fresh else wanted)
         rest = min(wanted - len(again), free)
         busy: list[tuple[int, int]] = []

@@ -90,7 +90,7 @@ async def page_of(
     partition: Partition, channel: Channel, offsets: Sequence[int], *, wanted: Wanted, budget: Budget
 ) -> Page:
     """Return a page of those of these records that match, in order; yields to the event loop in between."""
-    # One more than may be read shows that there are more; each is as it was when this began.
+    # One more than may be read shows that there are more. The states are those at the beginning.
     asides = {offset: channel.aside[offset] for offset in nsmallest(budget.records + 1, offsets)}
     source = Source(partition)
     found: list[Found] = []

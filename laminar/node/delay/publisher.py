@@ -386,7 +386,8 @@ class Publisher:
     def _done(self, future: asyncio.Future[Receipt]) -> None:
         self._under_way.discard(future)
         if not future.cancelled():
-            future.exception()  # retrieved: the next leader publishes it if it is lost
+            # the outcome is ignored: if the entry is lost, the next leader publishes its records
+            future.exception()
 
     async def _wait(self) -> None:
         """Wait until the next record is due, or records are added."""

@@ -25,13 +25,13 @@ BULK_BYTES: Final = 64 * 1024
 """Bodies of more bytes than this are bulk."""
 
 ALONE_BYTES: Final = 16 << 20
-"""Bytes of bulk on their way while no other connection appends. What is larger than the room goes alone."""
+"""The most bytes of bulk under way while no other client appends small bodies; a larger body goes alone."""
 
 BESIDE_BYTES: Final = 1 << 20
-"""The same beside the small appends of others."""
+"""The most bytes of bulk under way while other clients append small bodies."""
 
 QUIET_S: Final = 0.5
-"""After this time without a small append bulk is alone again."""
+"""The time after another client's last small append for which `BESIDE_BYTES` applies."""
 
 HELD_S: Final = 1.0
 _LONGEST_REST_S: Final = 0.25
@@ -45,7 +45,7 @@ class Bulk:
         """Begin with all of the room free."""
         self._limiter = FairLimiter(limit=_MOST, limit_bytes=ALONE_BYTES)
         self._smalls = self._smalls_seen = 0
-        # Where bulk came from last: a producer's own small appends, as its last ones, do not count.
+        # The source of the last bulk: its own small appends, like the rest of a large upload, do not count.
         self._from: object = None
         self._beside_until_s = 0.0
         self._waits = self._rests = self._taken_bytes = 0

@@ -253,7 +253,7 @@ class History:
     def _start(self, header: Header, frame: Buffer) -> None:
         record = log_start_record(frame)
         if not self.is_complete and not self._channels.by_id:
-            # What came before is gone: this entry carries the table to which it led.
+            # The entries before it are trimmed: this entry has the table as they left it.
             state = decode_state(record.state)
             self._channels.restore(state.channels, state.pins)
             self._forget_others()

@@ -196,7 +196,7 @@ class _Scan:
         try:
             read = await self._read_named(stretch.batches, cost)
         except DamagedRange as damage:
-            if damage.next_offset > self.reading:  # between it and what is left no batch is named
+            if damage.next_offset > self.reading:  # the index names no batch between it and the rest
                 result.high = min(result.high, damage.next_offset)
             raise
         if read is None:
@@ -274,7 +274,7 @@ class _Scan:
             try:
                 read = await self._read(low, result.high, cost)
             except DamagedRange:
-                # What lies after the damage is looked at first.
+                # The records after the damage are searched first.
                 if window == 1:
                     raise
                 read = []

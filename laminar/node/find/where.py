@@ -149,7 +149,8 @@ def _has(value: bytes, wanted: JsonEquals) -> bool:
     """Return whether `value` is JSON that meets the condition. If a name occurs twice, the last counts."""
     found = value
     try:
-        # Without a copy as text, bytes that are no UTF-8 are refused where they stand in what is decoded.
+        # Decoded from bytes, without a copy as text: invalid UTF-8 is refused only in the parts that are
+        # decoded.
         for step in wanted.path:
             start = found.lstrip(b" \t\r\n")[:1]
             if start == b"{":

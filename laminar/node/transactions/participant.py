@@ -241,8 +241,8 @@ class Participant:
             tag_mask |= each.tag_mask
         count = sum(each.records for each in stages)
         frame = bytearray(HEADER_SIZE) + msgspec.msgpack.encode(record)
-        # The entry is small and its batch decided, so it is taken even while new records are refused for lack
-        # of room.
+        # The entry is small and its batch decided, so it is accepted even while new records are refused for
+        # lack of room.
         return partition.appends.append_control(
             seal(frame, Kind.PUBLISH, count=count, tag_mask=tag_mask), count=count, even_if_full=True
         )

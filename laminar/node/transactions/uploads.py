@@ -34,13 +34,13 @@ from laminar.node.partition.state.staged_batches import (
 )
 from laminar.node.transactions.participant import Batch, Participant
 
-# Most unpublished uploads of one partition. They are bounded because retention cannot trim their parts.
+# The most unpublished uploads of one partition, bounded because retention cannot trim their parts.
 MAX_OPEN = 256
-# Most bytes of the unpublished uploads of one partition, if no setting says otherwise.
+# The most bytes of the unpublished uploads of one partition, without a setting.
 MAX_BYTES = 64 << 30
 # At either limit, uploads to which no part was added for this time are dropped to make room.
 IDLE_MS = 60_000
-# Checksums that are combined in one turn of the loop: 3 ms at most.
+# The number of checksums that are combined in one turn of the loop: 3 ms at most.
 _AT_ONCE = 64
 # From this many parts of one length on, a table for that length is worth its computation (`combine`).
 _OFTEN = 64

@@ -52,7 +52,7 @@ class Operations:
             len(held) != wanted_number(state, partition)
             or all(name in state.nodes and state.nodes[name].draining for name in extra)
         ):
-            return  # the topic's operation has it, or a drain's, or only a replica joins or leaves
+            return  # shown as the topic's operation or a drain, or only a replica joins or leaves
         made = {each.node for each in partition.replicas if each.made}
         missing = [name for name in wanted if name not in made]
         belonging = belonging_weights(state)

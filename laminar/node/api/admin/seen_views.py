@@ -30,7 +30,7 @@ class SeenViews:
 
         A shard that does not answer in time uses its old view until it receives the newer one.
         """
-        if self._services.view.code_version < KEYS_SINCE:  # some node does not know the question
+        if self._services.view.code_version < KEYS_SINCE:  # some node does not support the call
             return
         with suppress(TimeoutError):
             async with asyncio.timeout(LONGEST_WAIT_S):

@@ -64,7 +64,7 @@ _LONGEST_PATH: Final = 300
 
 REFUSED: Final = frozenset((401, 403))
 
-# As `laminar.node.access.tokens` has it, also one that is cut short or too long.
+# The form of tokens (`laminar.node.access.tokens`), also of one that is cut short or too long.
 _TOKEN: Final = re.compile(r"(lam_[0-9a-fA-F]*)_[A-Za-z0-9_-]*")
 _UNSEEN: Final = re.compile(r"[^ -~]")
 
@@ -265,7 +265,7 @@ class AuditLog:
             self._wait(str(problem))
             if self._batch is not None and problem.status < 500 and problem.code not in _PASSES:
                 self._missed += self._batch.missed  # counted as dropped before
-                self._drop(self._batch.stands_for)  # it will never be taken
+                self._drop(self._batch.stands_for)  # it will never be accepted
                 self._batch = None
         except Exception as error:  # noqa: BLE001  # logged, and tried again: it must not end the process
             self._wait(repr(error))

@@ -63,7 +63,7 @@ class BundleRoute:
         self._services = services
         self._health = health
         self._metrics = metrics
-        # Another node's is handed on as it is: its program may be another version.
+        # The bundle of another node is passed on as it is: its program may be of another version.
         self._nodes = NodeCall[documents.NodeBundle | dict[str, Any]](
             services,
             exchange,

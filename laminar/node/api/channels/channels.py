@@ -43,13 +43,13 @@ from membership.records import ChannelRecord, TopicRecord
 from membership.requests import CreateChannel, DeleteChannel, Result, UpdateChannel
 
 OPEN_WAIT_S = 5.0
-"""How long a request waits for the leaders to open a channel, or to bring it to its new settings."""
+"""How long a request waits for the leaders to open a channel, or to apply its new settings."""
 OPEN_RETRY_S = 0.02
 _PLACES: Final[dict[str, tuple[tuple[type, ...], tuple[str, ...], str]]] = {
     "start": ((int, str, dict), ("earliest", "latest"), 'earliest, latest, a time, {"cursor": NAME}'),
     "until": ((int, str), (), "now, a time"),
 }
-"""The settings that are places: the types of their values, their words, and what may be said."""
+"""The settings that name places: the types of their values, permitted words, and the text of the limit."""
 
 
 class ChannelRoutes:
@@ -425,7 +425,7 @@ def _check_size(settings: dict[str, Any]) -> None:
     if size > MOST_SETTINGS_BYTES:
         raise Problem(
             "invalid",
-            "the settings are too large: this is their size as JSON, in bytes",
+            "the settings, as JSON, have too many bytes",
             field="settings",
             value=size,
             limit=MOST_SETTINGS_BYTES,

@@ -15,7 +15,7 @@ from laminar.node.api.channels.steps import Given
 from laminar.wire.channels import token
 
 HEARTBEAT = b":\n\n"
-"""What a stream sends when it has nothing to say: a comment, which clients leave out."""
+"""The bytes that a stream sends when it has no event: a comment, which clients ignore."""
 
 
 def documents_of(given: Sequence[Given]) -> list[dict[str, Any]]:

@@ -394,7 +394,8 @@ class JobRoutes:
         first, offset = _after(query.get("after", ""))
         numbers = [number for number in self._channels.topic(topic).numbers if number >= first]
         begin = {number: offset if number == first else 0 for number in numbers}
-        # Most partitions have nothing: which do is asked of all at once, what they have of one at a time.
+        # Most partitions have none. First all are asked at once which have some, then these one after the
+        # other.
         counts = await asyncio.gather(
             *(
                 self._steps.aside(

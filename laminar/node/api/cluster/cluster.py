@@ -83,7 +83,8 @@ class ClusterRoutes:
             status=view.message.statuses.get(name, "unknown") if view.message is not None else "unknown",
             alive=view.alive(name),
             rolled_back=record.rolled_back,
-            # The newest start of its data folder that the catalog knows: an older copy of it is refused.
+            # The newest start of the data folder that the catalog knows; older copies of the folder are
+            # refused.
             start=record.boot.number if record.boot is not None else 0,
             code_version=record.code_version,
         )

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 ASK_TIMEOUT_S = 1.0
 MOST_NAMED = 5
 KEPT = "channels keep logs beyond their retention"
-"""How the warning begins that names them, while the disk is low or soon will be."""
+"""The beginning of the warning that names logs needed by channels, while the disk is low or soon will be."""
 
 
 class HealthReport(msgspec.Struct, frozen=True):
@@ -46,7 +46,7 @@ class Watch:
 
     def __init__(self, services: HostServices) -> None:
         self._services = services
-        # The topics and partitions that `fewer_placed` counted last, and what it found.
+        # The topics and partitions for which `fewer_placed` was last computed, and its result.
         self._counted: tuple[object, object, dict[str, int]] = (None, None, {})
 
     def own(self) -> HealthReport:

@@ -54,7 +54,9 @@ class RouteChanges:
         record = self._topics.record(topic)
         order = order_setting_of(record)
         if wanted.force and order == "strict":
-            raise _wrong("force", True, False, "the topic's `order` is strict, and force breaks it")
+            raise _wrong(
+                "force", True, False, "the topic's `order` is strict: the order of keys must not be lost"
+            )
         if wanted.after == route_of(record).version and record.change is None:
             inputs = self._inputs(record, wanted)
             cuts = wanted.cuts
@@ -102,7 +104,7 @@ class RouteChanges:
                 raise _wrong("inputs", number, limit, "the partition is named twice")
             if number not in numbers:
                 has_ended = number in record.all_numbers
-                detail = "the partition has ended: others take its records now" if has_ended else None
+                detail = "the partition has ended: others take its records" if has_ended else None
                 raise _wrong("inputs", number, limit, detail or f"the topic has no partition {number}")
         inputs = [each for each in ranges if each.number in wanted.inputs]
         first, end = inputs[0].first, inputs[-1].first + inputs[-1].size

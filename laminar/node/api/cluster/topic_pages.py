@@ -11,7 +11,7 @@ from laminar.node.api.common.slices import in_slices
 from laminar.node.host.clock import Clock
 
 AT_ONCE: Final = 1_000
-"""Names that are looked at together, in less than a millisecond."""
+"""The number of names that are examined without a yield, in less than a millisecond."""
 
 Place = tuple[int, str]
 

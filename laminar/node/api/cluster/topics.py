@@ -43,19 +43,19 @@ MORE_PARTITIONS = "Delete a topic, or set `max_partitions` higher on every node.
 """The hint of a refusal because of the quota of partitions."""
 
 LOWEST_OF_AUDIT = {"retention_ms": 24 * 3_600_000, "retention_bytes": 16 << 20}
-"""The least that retention of `_audit` may be: an admin can't make it forget what was just done."""
+"""The lowest retention of `_audit`, so that an admin cannot delete the records of recent actions."""
 
 _LOWEST = {
     AUDIT_TOPIC: LOWEST_OF_AUDIT,
     TRACE_TOPIC: {"retention_ms": 60_000, "retention_bytes": 1 << 20},
 }
-"""By internal topic: the retention that an admin may set, and its bounds."""
+"""By internal topic: the settings that an admin may change, with the lowest value of each."""
 
 LONGEST_NUMBER = 20
-"""Digits of a sum in `after`."""
+"""The most digits of a sum in `after`."""
 
 IMPORTS_SINCE = 7
-"""The code version from which on all nodes know topics that are being imported."""
+"""The code version from which on all nodes support imports of topics."""
 
 LED_WAIT_S = 2.0
 LED_RETRY_S = 0.02
@@ -108,7 +108,7 @@ class TopicRoutes:
         sort, with_sums = one_of(request, "sort", TOPIC_SORTS), flag(request, "stats")
         after = request.query.get("after", "")
         sums = await self._sums.of_cluster() if with_sums or sort != "name" else None
-        # The name alone, or how much less than 0 the sum is, and the name.
+        # A topic's place: (0, name), or with a sort by a sum (-sum, name).
         begin: tuple[int, str] = (0, after)
         if sort != "name":
             begin = _place_in(after, sort) if after else (-MAX_NUMBER, "")
@@ -168,7 +168,7 @@ class TopicRoutes:
         replicas = self._default_replicas if new.replicas is None else new.replicas
         settings: dict[str, Setting] = msgspec.to_builtins(new.settings)
         _check_fewest(settings, replicas)
-        if "importing" in settings:  # an older node would let others use the topic meanwhile
+        if "importing" in settings:  # an older node would permit other clients to use the topic meanwhile
             await check_enabled(self._services, IMPORTS_SINCE, "an import")
         wanted = TopicRequest(
             topic, new.partitions, replicas, settings, new.allow_fewer_replicas, owner_of(request)

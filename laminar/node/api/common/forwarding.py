@@ -43,7 +43,7 @@ FORWARDED = "laminar-forwarded"
 # the part's batch carries an idempotency key.
 PART = "laminar-part"
 KEYED, PLAIN = "keyed", "plain"
-# Headers that are not passed on: they are about the client's connection, about a coding that was removed when
+# Headers that are not forwarded: they are about the client's connection, about a coding that was removed when
 # the body was read, or reserved for shards.
 _LEFT_BEHIND = frozenset(
     {

@@ -60,7 +60,7 @@ def json_body(request: Request, kind: type[_Document]) -> _Document:
         try:
             return msgspec.json.decode(body, type=kind)
         except msgspec.ValidationError as error:
-            # Decoded again without a type: after the value that doesn't fit, the text may not even be JSON.
+            # Decoded again without a type, because the text after the first mismatch may not even be JSON.
             raise _invalid(str(error), msgspec.json.decode(body), kind) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Problem("malformed", f"the body is not JSON: {error}", field="body") from error

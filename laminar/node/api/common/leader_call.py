@@ -48,7 +48,7 @@ class RetryPolicy:
     """How a request is retried at the leader, and which problem the caller gets if all attempts fail."""
 
     attempts_s: float
-    """For how long after the first attempt another may begin, in seconds."""
+    """The time in seconds after the first attempt within which another attempt may begin."""
     pause_s: float
     """Longest pause before another attempt; the first ones are shorter."""
     repeatable: bool

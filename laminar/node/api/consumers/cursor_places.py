@@ -104,7 +104,7 @@ class CursorPlaces:
                     there.add(state.partition)
                 else:
                     bounds[state.partition] = state
-        # What it saw in a partition that was reclaimed since counts, too: those are in the view.
+        # Cursors found in a partition that is reclaimed meanwhile count, too: the view still has it.
         for numbers in reversed(generations):
             absent = [number for number in numbers if number not in there]
             steps = []
@@ -156,7 +156,7 @@ class CursorPlaces:
         try:
             await self._take_all(TakeRequest(topic, 0, name, owner, time_ms, False, principal), taken)
         except BaseException:
-            # Nothing is set back yet: members may go on.
+            # No position has been changed yet, so the members may go on.
             with contextlib.suppress(Problem):
                 await self._let_go(topic, name, owner)
             raise
@@ -183,7 +183,7 @@ class CursorPlaces:
         topic = request.topic
         while True:
             await self._services.refresh_view()
-            # Only what all nodes know may be written; and before that, no topic has changed its route.
+            # A synced entry may be written only when all nodes support it; before that, no route has changed.
             synced = self._services.view.code_version >= ROUTES_SINCE
             record = self._topics.record(topic)
             wanted = [number for numbers in lineage.generations(record) for number in numbers]

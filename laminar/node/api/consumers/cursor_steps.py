@@ -49,7 +49,7 @@ class CursorRequest(msgspec.Struct, frozen=True, array_like=True):
     begins: bool = False
     """Whether the step creates a cursor without a gate: the group is new, or must get all of the records."""
     principal: str = ""
-    """Who asks: the maker of a cursor that is new; empty: no one."""
+    """The principal that counts as creator if the cursor is new; empty if there is none."""
 
 
 class CursorState(msgspec.Struct, frozen=True, array_like=True):
@@ -110,7 +110,7 @@ class CursorSteps:
         try:
             await self._one(step)
         except Problem as problem:
-            # Another request has begun it: at another position, or as its owner.
+            # Another request has created it: at another position, or with an owner.
             if problem.code not in ("precondition_failed", "fenced"):
                 raise
 
@@ -167,7 +167,7 @@ class CursorSteps:
         elif step.name in partition.cursors.known():
             await self._change(partition, step, None)
         else:
-            await partition.reader.confirmed_end()  # a deposed leader may not know it
+            await partition.reader.confirmed_end()  # a deposed leader may not know the cursor
 
     async def _set(self, partition: Partition, step: CursorRequest) -> None:
         """Set a cursor; if that is a claim in a partition with ancestors, only through the gate."""
@@ -193,7 +193,7 @@ class CursorSteps:
             await claim
             await self._gates.check(partition, step.name)
             if commands.latest(step.name) is not claimed:
-                # Its owner may be the same: by a later claim, which is answered for itself.
+                # If the owner is the same again, it is by a later claim, which has its own answer.
                 raise Problem(
                     "changing",
                     f"cursor {step.name!r} of {partition.context.name} was changed during its claim",

@@ -29,7 +29,7 @@ from laminar.node.routes import lineage
 from membership.records import TopicRecord
 
 _NUMBER = re.compile(r"(?:0|[1-9][0-9]{0,8})\Z", re.ASCII)
-# Most partitions that an error lists.
+# The most partitions that an error lists.
 MOST_NAMED = 20
 
 
@@ -124,7 +124,7 @@ class CursorRoutes:
     async def delete(self, request: Request, topic: str, cursor: str) -> Response:
         """Answer DELETE /v1/topics/{topic}/cursors/{cursor}."""
         record = self._topics.record(topic)
-        # A partition without the cursor, after one that has it, would be taken for a new one.
+        # A partition without the cursor, after one that has it, would count as a new one.
         for numbers in reversed(lineage.generations(record)):
             await self._steps.all([CursorRequest(topic, number, "delete", cursor) for number in numbers])
         return Response(204)
@@ -166,7 +166,7 @@ def _check_change(change: CursorChange) -> None:
             "invalid", f"owners that begin with {REWIND} are rewinds", field="owner", value=change.owner
         )
     if is_rewind(change.expected_owner or ""):
-        # A client that does not know rewinds takes them for members that died.
+        # A client that does not support rewinds would treat their owners as members that died.
         raise Problem(
             "fenced",
             "the cursor is being rewound; only that, or another rewind, lets it go",

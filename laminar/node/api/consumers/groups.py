@@ -173,7 +173,7 @@ class GroupRoutes:
         except Problem as problem:
             if problem.code != "changing":
                 raise
-            # The group's place is in another partition by now, or about to be.
+            # The group's list of members is at another partition now, or will be soon.
             await self._services.refresh_view()
             state = await self._ask(step_of())
         return state, self._topics.route(self._topics.record(topic)).version

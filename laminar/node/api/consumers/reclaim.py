@@ -48,19 +48,19 @@ from membership.requests import ReclaimPartition
 _log = logging.getLogger("laminar.routes")
 
 RECLAIM_AGE_MS = 7 * 24 * 3_600_000
-"""A partition is reclaimed by itself this long after its seal: until then it answers repeated requests."""
+"""How long after its seal a partition is reclaimed unasked; until then it recognises repeated appends."""
 
 FENCE_MS = 600_000
-"""How long a leader keeps a fence that an attempt left: by then the catalog has carried out its request.
+"""How long a leader keeps the fence of a failed attempt: by then the catalog has carried out its request.
 
 A reclaim that was broken off must not keep consumers from their cursors for ever.
 """
 
-# The pause between two looks for such partitions, and for fences that were left.
+# The pause between two checks for such partitions, and for fences of failed attempts.
 CHECK_S = 60.0
-# Most cursors that are begun at once.
+# The most cursors that are created at once.
 AT_ONCE = 64
-# Most cursors that a refusal names.
+# The most cursors that a refusal names.
 MOST_NAMED = 20
 
 

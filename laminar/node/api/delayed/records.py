@@ -144,7 +144,7 @@ class DelayedRoutes:
         )
         if bucket_ms:
             return Response.json(buckets_of(answers, bucket_ms))
-        # A record that is being sent on may be listed by two partitions.
+        # A record that is being sent to the next partition may be listed by both.
         found: dict[int, tuple[int, Listed]] = {}
         for number, answer in zip(record.all_numbers, answers, strict=True):
             found |= {each.number: (number, each) for each in answer.records}

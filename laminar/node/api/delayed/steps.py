@@ -188,7 +188,7 @@ async def _listing(publisher: Publisher, asked: DelayedList) -> DelayedListing:
         if asked.bucket_ms:
             _count(buckets, asked.bucket_ms, due, value_bytes(batch))
             if len(buckets) > MAX_BUCKETS:
-                break  # it is refused
+                break  # the answer is refused
             continue
         for each in nsmallest(asked.limit, due):
             row = each.place.row

@@ -15,7 +15,7 @@ from laminar.node.find.where import JsonEquals, Where
 from membership.records import TopicRecord
 
 Places = Place | Mapping[int, Place]
-"""One place for all partitions, or one for each of some."""
+"""One place for all partitions, or places by partition number."""
 
 
 def place_in(place: Places, number: int, default: str) -> Place:

@@ -14,7 +14,7 @@ from laminar.node.runtime.cluster_view import View
 from membership.records import TopicRecord
 
 QUIET_MS: Final = 60_000
-"""An import that asks for nothing for so long is taken for one that has stopped."""
+"""An import that makes no request for so long counts as stopped."""
 FIRST_MS: Final = 5_000
 """A topic may be this old before any request of its import is known."""
 
@@ -28,7 +28,7 @@ class SeenImports:
         """`now_ms` returns the time of the monotonic clock."""
         self._view = view
         self._now_ms = now_ms
-        # By topic. Only topics that are being imported come in, and `ages_ms` forgets those that are open.
+        # By topic. Only topics under import are added, and `ages_ms` removes those that are open.
         self._last_ms: dict[str, int] = {}
 
     def note(self, topic: str, import_id: str) -> None:

@@ -19,9 +19,9 @@ CATALOG: Final = "catalog"
 """The subject of problems of the catalog."""
 
 MOST_LISTED: Final = 100
-"""Most problems of a code in an answer; the others are counted."""
+"""The most problems of a code in an answer; the others are counted."""
 MOST_LEADERLESS: Final = 1_000
-"""Most partitions without a leader that a node names, as others may know their leaders."""
+"""The most partitions without a leader that a node reports; it is higher, as other nodes may know leaders."""
 
 
 class Found(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -36,9 +36,9 @@ class Found(msgspec.Struct, frozen=True, array_like=True, gc=False):
     topic: str = ""
     is_critical: bool = False
     since_ms: int = 0
-    """When it was seen first, by the wall clock of who found it; 0: just now."""
+    """The time at which it was first seen, by the finder's wall clock; 0 for just now."""
     node: str = ""
-    """The node of which it is true, where `subject` is something else."""
+    """The node that has the problem, if `subject` is something else."""
 
 
 REMEDIES: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
@@ -100,7 +100,7 @@ REMEDIES: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
     ),
     "program_old": (("end the upgrade: start the node with the newer program", ""),),
 }
-"""By code, what to do: texts, each with a command. ``{subject}`` and its parts are filled in."""
+"""By code the remedies: texts, each with a command, in which ``{subject}`` and its parts are filled in."""
 
 
 def remedies(found: Found) -> list[Remedy]:

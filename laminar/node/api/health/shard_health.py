@@ -36,9 +36,9 @@ from membership.records import TopicRecord
 _log = logging.getLogger("laminar.health")
 
 CHECK_S: Final = 10.0
-"""Between two looks at all replicas while none is asked for."""
+"""The pause between two checks of all replicas without a request."""
 SOON: Final = 0.9
-"""A consumer is nearly overtaken when the oldest records have reached this part of their retention."""
+"""A consumer is nearly overtaken when its oldest unread records have reached this part of their retention."""
 MOST_RANGES: Final = 3
 
 
@@ -49,7 +49,7 @@ class ShardReport(msgspec.Struct, frozen=True, array_like=True):
     left_out: dict[str, int] = {}
     leads: int = 0
     imports: dict[str, int] = {}
-    """By topic how long ago, in ms, its import asked this shard for something."""
+    """By topic the time in ms since its import last made a request to this shard."""
 
 
 class ShardHealth:
@@ -112,7 +112,8 @@ class ShardHealth:
             alone = len(replica.configuration.voters) == 1
             yield Found("damaged", place, self._damage(partition, place), topic, alone, node=node)
         if replica.leader_node is None:
-            # `text` is whether it may have forgotten entries: who was asked words it, as others know more.
+            # `text` only tells whether it is recovering: the node that answers writes the text, as it knows
+            # more.
             yield Found("no_leader", place, "recovering" if replica.core.recovering else "", topic, node=node)
         elif replica.core.is_leader:
             yield from self._of_led(partition, record, place)

@@ -32,7 +32,7 @@ class Durations:
         operation = "none" if matched is None else matched.operation
         if operation in _WAITING:
             asked = head.query.get("wait_ms", "")
-            if _MILLISECONDS.match(asked):  # else there is none, or the request was refused for it
+            if _MILLISECONDS.match(asked):  # otherwise the request has no valid wait
                 seconds = max(0.0, seconds - int(asked) / 1000)
         histogram = self._histograms.get((operation, status))
         if histogram is None:

@@ -22,7 +22,7 @@ class Family(NamedTuple):
     help: str
     labels: tuple[str, ...] = ("process",)
     scale: float = 1.0
-    """By which the number of the statistics is multiplied: 0.001 for one in ms."""
+    """The factor by which the statistic is multiplied: 0.001 for one in ms."""
 
     @property
     def sample(self) -> str:
@@ -46,7 +46,7 @@ NOT_SHOWN: Final = {
     ("http", "responses_5xx"): "counted by the histogram laminar_http_request_duration_seconds",
     ("catalog", "leader"): "laminar_catalog_is_led",
 }
-"""Keys of statistics that are no metrics, by part and key, with where to look."""
+"""Statistics that are no metrics, by part and key, with the place where they are shown instead."""
 
 
 def _part(
@@ -510,7 +510,7 @@ OF_CONSUMERS: Final = (
         _CONSUMER,
     ),
 )
-"""Of cursors, with those of consumer groups: sums over the partitions that this node leads."""
+"""Families of cursors, including consumer groups': sums over the partitions that this node leads."""
 
 OF_CHANNELS: Final = (
     Family(
@@ -530,7 +530,7 @@ OF_CHANNELS: Final = (
         _CHANNEL,
     ),
 )
-"""Where channels stand in the partitions that this node leads."""
+"""Families of the state of channels in the partitions that this node leads."""
 
 OF_CHANNEL_COUNTS: Final = (
     Family("laminar_channel_acknowledged", "counter", "Records acknowledged", _CHANNEL),
@@ -554,7 +554,7 @@ OF_CHANNEL_COUNTS: Final = (
         _CHANNEL,
     ),
 )
-"""What became of the records of channels while this node led their partitions."""
+"""Families of counters of channels' records, while this node led their partitions."""
 
 OF_PARTITIONS: Final = (
     Family("laminar_partition_leader", "gauge", "1 where this node leads the partition", _PARTITION),
@@ -569,7 +569,7 @@ OF_PARTITIONS: Final = (
     Family("laminar_partition_fetch_bytes", "counter", "Bytes of batches served to readers", _PARTITION),
     Family("laminar_partition_staged_batches", "gauge", "Batches of sinks staged, as leader", _PARTITION),
 )
-"""Only with ``detail=partitions`` and a topic."""
+"""Families of partitions, only with ``detail=partitions`` and a topic."""
 
 OTHERS: Final = (
     *(PROCESS_UP, BUILD, HTTP_DURATION, APPEND_COMMIT, DISK_SYNC, LOOP_DELAY),

@@ -24,7 +24,7 @@ from laminar.node.partition.partition import Partition
 from laminar.node.runtime.boot import Role, role_name
 
 MOST_CONSUMERS: Final = 5_000
-"""Consumers of a node that have metrics; the others are only counted."""
+"""The most consumers of a node that have metrics; the others are only counted."""
 
 Stored = tuple[list[int], float]
 
@@ -42,13 +42,13 @@ class TopicNumbers(msgspec.Struct, array_like=True, gc=False):
     staged_batches: int = 0
     staged_bytes: int = 0
     unread: int = 0
-    """Records in the partitions led here."""
+    """The number of records in the partitions led here."""
     most_unread: int = 0
-    """Of the one with the most."""
+    """The same of the partition with the most records."""
     oldest_s: float = 0.0
-    """Age of the oldest of them."""
+    """The age of the oldest of these records."""
     retention_s: float = 0.0
-    """The topic's retention by age; 0: none."""
+    """The topic's retention by age, in seconds; 0 if there is none."""
 
 
 class ConsumerNumbers(msgspec.Struct, array_like=True, gc=False):
@@ -78,7 +78,7 @@ class PartitionNumbers(msgspec.Struct, array_like=True, gc=False):
     fetch_bytes: int
     staged_batches: int
     consumers: dict[str, tuple[int, int]]
-    """By name the lag and the records overtaken, where this node leads the partition."""
+    """By name the lag and the number of overtaken records, if this node leads the partition."""
 
 
 class ProcessNumbers(msgspec.Struct):
@@ -88,7 +88,7 @@ class ProcessNumbers(msgspec.Struct):
     parts: dict[str, dict[str, Any]]
     histograms: dict[str, Stored] = {}
     requests: list[tuple[str, int, list[int], float]] = []
-    """Of each operation and status: counts by time, and the sum of times."""
+    """Of each operation and status: the histogram's counts, and the sum of durations."""
     states: dict[str, int] = {}
     undrained: int = 0
     topics: dict[str, TopicNumbers] = {}
@@ -132,15 +132,15 @@ class ShardNumbers:
         self._parts = parts
         self._refused = refused
         self._requests = requests
-        # By the id of its log: the counters of each replica at the last look, and what else that look found
-        # of those without consumers.
+        # By log id: the counters of each replica at the last look, and, for replicas without consumers, the
+        # other numbers of that look.
         self._last: dict[int, _Counters] = {}
         self._quiet: dict[int, _Found] = {}
         self._awake = services.watched(lambda partition: False)
-        # By topic: what these counters have gained together since the start.
+        # By topic: the sums of what these counters have gained since the start.
         self._gained: dict[str, list[int]] = {}
-        # Consumers in the order in which they were seen first, with how many records each has lost so far,
-        # and by partition what it lacked at the last look.
+        # Consumers in the order in which they were first seen: the records that each has lost so far, and by
+        # partition the number that it lacked at the last look.
         self._seen: dict[tuple[str, str], int] = {}
         self._overtaken: dict[tuple[bytes, str], int] = {}
 
@@ -230,7 +230,7 @@ class _Found(NamedTuple):
 
     has_leader: bool
     status: str
-    """Of the partition that is led here; empty: it is led elsewhere."""
+    """The status of the partition; empty if it is led elsewhere."""
     in_sync: int = 0
     staged_batches: int = 0
     staged_bytes: int = 0

@@ -32,7 +32,7 @@ PARTITION_STATES: Final = (
 
 Rows = Iterable[tuple[Sequence[str], float]]
 
-# Most rows of a piece.
+# The most rows of a piece.
 _PIECE_ROWS: Final = 500
 _BOUNDS: Final = (*map(repr, SECONDS), "+Inf")
 
@@ -217,7 +217,7 @@ class Text:
         places = [f'{{topic="{topic}"}} ' for topic, _ in ordered]
         for family, name in zip(names.OF_TOPICS, _TOPIC_FIELDS, strict=True):
             values = [getattr(row, name) for _, row in ordered]
-            # Most topics have none of these: a series is there for those that do.
+            # Most topics have none of these, so only those that have some get a series.
             yield from self._placed(family, places, values, with_zeros=name not in _RARE)
         yield from self._consumers(processes, topics)
 

@@ -60,7 +60,7 @@ from laminar.node.partition.problems import FROM_TABLES
 from laminar.node.partition.receipts import Receipt
 
 _PART_GROWS = 3
-# What a head may ask for beside a plain append: most heads have none of these.
+# Headers that ask for more than a plain append: most heads have none of these.
 _GUARANTEES = frozenset((KEY, KEY_TIME, PRODUCER, EPOCH, SEQUENCE, "if-match"))
 _CONDITION = re.compile(r'"?([0-9]{1,16})"?\Z', re.ASCII)
 

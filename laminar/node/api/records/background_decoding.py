@@ -55,7 +55,7 @@ class BackgroundDecoding:
         """
         if len(request.body) > BULK_BYTES:
             return False
-        if not partition.topic.startswith(SYSTEM_PREFIX):  # what nodes write about requests is no client's
+        if not partition.topic.startswith(SYSTEM_PREFIX):  # appends of nodes about requests are of no client
             self._bulk.small(source_of(request))
         return partition not in self._last
 

@@ -57,13 +57,13 @@ from laminar.wire.datagram import (
 _log = logging.getLogger("laminar.datagrams")
 
 MOST_WAITING = 10_000
-"""Most requests of this shard that wait for their answers; further datagrams are dropped."""
+"""The most requests of this shard that wait for their answers; further datagrams are dropped."""
 
 SHARE = 4
-"""Requests of one principal that may wait, for each that is free: alone it has four fifths of them."""
+"""The most waiting requests of one principal, as a multiple of the free room: 4 means four fifths of all."""
 
 OnRefused = Callable[[str, int, str, str, Problem], None]
-"""`f(topic, partition, credential, peer, problem)`: where it came from is ``host:port``."""
+"""`f(topic, partition, credential, peer, problem)`; `peer` is the sender as ``host:port``."""
 
 # Fields of a problem that are left out: the client has them in its own table, by the code.
 _LEFT_OUT = ("type", "title", "hint")
@@ -100,7 +100,8 @@ class Datagrams(asyncio.DatagramProtocol):
         self._transport: asyncio.DatagramTransport | None = None
         self._tasks: set[asyncio.Task[Appended | Leader]] = set()
         self._waiting = 0
-        self._waiting_of: Counter[str] = Counter()  # by principal, of those that have any
+        # by principal the number of its waiting requests, if it has any
+        self._waiting_of: Counter[str] = Counter()
         self._counts = dict.fromkeys(
             ("received", "forged", "dropped", "appended", "repeated", "redirected", "refused"), 0
         )
@@ -245,7 +246,8 @@ class Datagrams(asyncio.DatagramProtocol):
                 outcome="not_applied",
             )
         if partition is None:
-            # Another shard named this leader, and would not tell us of a new one: so it is asked each time.
+            # Another shard named this leader, and does not notify this one of a new leader, so it is asked
+            # again.
             self._locator.forget(topic, number)
         return Leader(record.host, record.http_port)
 

@@ -50,7 +50,7 @@ class DeleteRecordsRoute:
         led = await self._fetch.led(request, topic, partition)
         if isinstance(led, Response):
             return led
-        # The topic is being filled by who asks: `TopicLookup.check_import`.
+        # The client is the topic's importer: `TopicLookup.check_import` has checked that.
         imports = IMPORT.name.lower() in request.headers
         if imports and not dry_run:
             await led.start_mover.skip_to(before)
@@ -81,7 +81,7 @@ class DeleteRecordsRoute:
         if not dry_run and new_start > old_start:
             await partition.start_mover.delete(index)
         elif not dry_run:
-            # Channels may have copies of records that the log has no more.
+            # Channels may have copies of records that were trimmed.
             await partition.start_mover.delete_copies(min(before, old_start))
         return Response.json(
             documents.DeletedRecords(

@@ -467,7 +467,7 @@ class FetchRoutes:
                 digest = await served.log.digest(max(last, start_index))
                 break
             except EntriesTrimmed:
-                continue  # the start moved meanwhile: what is left has a digest of its own
+                continue  # the start moved meanwhile: the rest of the log has another digest
             except DamagedRange as damage:
                 node = self._services.node
                 raise problem_of(damage, served, node=node, offset=damage.first_offset) from damage

@@ -33,7 +33,7 @@ from laminar.node.partition.partition import Partition
 from laminar.node.partition.reads import expired
 from laminar.node.partition.state.staged_batches import LargeRecord, publish_record
 
-# Most bytes of a value in one write to the client; and most in one answer between shards.
+# The most bytes of a value in one write to the client, and in one answer between shards.
 PIECE_BYTES = 256 * 1024
 PASSED_BYTES = 1024 * 1024
 # Bounds of an answer's head, below the limits of common clients: Python's http.client takes 100 fields, and
@@ -42,7 +42,7 @@ HEAD_BYTES = 32 << 10
 HEAD_FIELDS = 80
 # How many large records' parts are cached.
 KNOWN_PARTS = 8
-# Header of an answer that was passed on in part: the range of bytes after it.
+# The header of an answer that another shard forwarded only in part: the range of bytes that follows.
 _REST = "laminar-rest"
 _RANGE = re.compile(r"bytes=([0-9]{0,16})-([0-9]{0,16})\Z", re.ASCII)
 
@@ -85,7 +85,8 @@ class RecordValueRoutes:
         if wanted < served.start_offset:
             raise expired(served.context, wanted)
         if wanted >= served.end_offset and served.leads:
-            await served.reader.confirmed_end()  # a deposed leader that has not noticed would deny it
+            # a deposed leader that has not noticed would answer that the record does not exist
+            await served.reader.confirmed_end()
         if wanted >= served.end_offset:
             raise Problem(
                 "no_such_record",
@@ -298,7 +299,8 @@ def _described(batch: Batch, offset: int) -> list[tuple[str, str]]:
     record = next(batch.records(offset, offset + 1))
     headers = [
         ("Content-Type", "application/octet-stream"),
-        ("Content-Disposition", "attachment"),  # a browser keeps it as a file, and shows no page
+        # a browser then saves the value as a file, and does not show it as a page
+        ("Content-Disposition", "attachment"),
         ("Laminar-Timestamp", format_time(record.timestamp)),
     ]
     left_out: dict[str, None] = {}

@@ -64,13 +64,13 @@ from laminar.wire.delayed import parse_id
 from laminar.wire.key_route import LOGICAL_PARTITIONS, Route, logical_of_key
 from membership.records import KeyRange, TopicRecord
 
-# A sealed partition is asked for a key for so long after its seal: an hour more than it remembers keys, as
+# How long after its seal a sealed partition is asked for a key: an hour more than it remembers keys, because
 # the clocks of nodes differ.
 ASKED_MS = AGE_MS + 3_600_000
-# Most sealed partitions that are asked at the same time.
+# The most sealed partitions that are asked at the same time.
 ASKED_AT_ONCE = 64
-# Bytes of requests that wait for a route in one shard. Those whose clients are gone wait too, and count
-# nowhere else.
+# The most bytes of requests that wait for a route in one shard. Requests whose clients are gone wait, too,
+# and are limited nowhere else.
 MOST_WAITING_BYTES = 64 << 20
 _ROUTE_CHANGES = frozenset({"sealed", "changing"})
 

@@ -35,7 +35,7 @@ _log = logging.getLogger("laminar.trace")
 
 TICK_S: Final = 0.5
 PAUSE_MS: Final = 5_000
-"""How long nothing is sent after the topic could not be made."""
+"""The pause after the topic could not be created."""
 PARTITIONS: Final = 8
 SETTINGS: Final[Mapping[str, int | str]] = {
     "flush": "interval",
@@ -94,7 +94,7 @@ class TraceWriter:
         if TRACE_TOPIC not in services.view.topics():
             if services.clock.monotonic_ms() < self._not_before_ms:
                 raise Problem("being_created", "the topic is not there", outcome="not_applied")
-            # Set first: it ends with success, after which it does not matter.
+            # Set before the attempt: after a success it does not matter.
             self._not_before_ms = services.clock.monotonic_ms() + PAUSE_MS
             await self._make_topic(TRACE_TOPIC, partitions=PARTITIONS, settings=SETTINGS)
         await self._append(await services.off_loop(append_of, events, services.node))

@@ -129,7 +129,7 @@ class AbandonedPins:
             if over:
                 await delivery.end_pins(batch, done=False)
         except Problem as problem:
-            # It is asked again.
+            # The coordinator is asked again in the next pass.
             _log.debug("%s/%d: pinned jobs wait longer: %s", partition.topic, partition.number, problem)
         finally:
             watched.waits = False

@@ -37,11 +37,11 @@ STAGE_AGE_MS = 3_600_000
 OPEN_AGE_MS = 24 * 3_600_000
 # The pause between two passes.
 JANITOR_S = 10.0
-# Most batches of one partition checked in one pass, drawn at random so that none is left out for ever.
+# The most batches of one partition checked in one pass, chosen at random so that none is left out for ever.
 ASKED_AT_ONCE = 64
-# How many single-use sinks' publications a partition keeps that are younger than ONCE_MS.
+# The most publications of single-use sinks younger than ONCE_MS that a partition remembers.
 KEPT_PUBLISHED = 10_000
-# Most single-use sinks checked in one pass, drawn at random.
+# The most single-use sinks checked in one pass, chosen at random.
 ASKED_PUBLISHED = 10_000
 
 

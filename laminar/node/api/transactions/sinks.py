@@ -54,7 +54,7 @@ from laminar.wire.key_route import Route, logical_of_key
 
 COORDINATORS = 8
 CHECK_S = 0.5
-# Most partitions that are asked at the same time to forget a sink.
+# The most partitions that are asked at the same time to forget a sink.
 FORGOTTEN_AT_ONCE = 64
 _PLACES = [(TOPIC, number) for number in range(COORDINATORS)]
 
@@ -567,8 +567,7 @@ class SinkRoutes:
         if isinstance(request, OverRequest):
             return await self._coordinator(partition).over(request.sinks)
         if isinstance(request, ForgetRequest):
-            # Confirmed first: a deposed leader that has not noticed may not know of all that is to be
-            # forgotten.
+            # Confirmed first: a deposed leader that has not noticed may not know all stages of the sink.
             await partition.reader.confirmed_end()
             await Participant(partition).forget(request.sink, request.epoch)
             for key in [each for each in partition.state.channels.pins if each[0] == request.sink]:
@@ -598,7 +597,7 @@ class SinkRoutes:
         if request.pin_index:
             delivery = self._deliveries.of(partition)
             steps.append(delivery.end_pins(batch.key, done=True, index=request.pin_index))
-        # Jobs of a decided batch are done, also where its records are lost.
+        # The jobs of a decided batch are acknowledged, even if its records are lost.
         for done in await asyncio.gather(*steps, return_exceptions=True):
             if isinstance(done, BaseException):
                 raise done
@@ -616,7 +615,8 @@ class SinkRoutes:
             if request.prepared
             else staging.prepare(batch, request.stages)
         )
-        # Before any await: meanwhile the batch may be published, and its prepare used up.
+        # Read before any await, during which the batch may be published, so that its prepare no longer
+        # counts.
         index = staging.prepare_index_of(batch)
         if not request.acks:
             await preparing
