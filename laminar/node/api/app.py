@@ -1,7 +1,7 @@
 """The application that a shard's HTTP server serves: from a route's operation to its handler.
 
-Handlers of the hot path (append to a partition led here) return a future and make no task;
-all others are coroutines. The checks of a request's head, which precede the read of its body, are here.
+Handlers of the hot path (append to a partition led here) return a future and make no task; all others are
+coroutines. The checks of a request's head, which precede the read of its body, are here.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Copy open records of channels to the log's end, so that old segments can be trimmed. The leader does this.
 
-An *open* record is out or aside: given out, or waiting for another attempt, or dead. The log is never trimmed
-beyond an open record. When open records are all that prevents the trimming of expired segments, retention
-(`laminar.node.partition.retention`) asks for copies: the records are written again at the log's end, in
-entries that are both the copy and the change of the channels' table. So a record that is dead, or waits for
-two years, costs its bytes once in each retention period, and retains no other data on the disk.
+An *open* record is out or aside: given out, or waiting for another attempt, or dead. Retention never trims
+the log beyond an open record. When open records are all that prevents the trimming of expired segments,
+retention (`laminar.node.partition.retention`) asks for copies: the records are written again at the log's
+end, in entries that are both the copy and the change of the channels' table. So a record that is dead, or
+waits for two years, costs its bytes once in each retention period, and retains no other data on the disk.
 
 Copies are written only if they free at least twice the space that they take, together with the copies of
 delayed records that have to follow (`laminar.node.delay.carrier`). The sizes of records are first estimated
@@ -200,7 +200,7 @@ class Carrier:
         )
 
     def _forget(self, originals: Sequence[int]) -> None:
-        """Drop the sizes of records other than `originals`, and of records that were repaired or are done."""
+        """Drop sizes of records other than `originals`, and outdated marks in `_stays`."""
         held, table = set(originals), self._partition.state.channels
         quarantine = self._partition.log.quarantine
         self._sizes = {offset: size for offset, size in self._sizes.items() if offset in held}

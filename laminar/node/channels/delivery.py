@@ -434,8 +434,7 @@ class Delivery:
         """Return whether the partition is sealed and the channel is done with all its records. Leader only.
 
         Dead records count as done, unless they park their keys (later records of the key wait for them). The
-        answer is
-        final: it is committed, and a majority has confirmed that this replica leads.
+        answer is final: it is committed, and a majority has confirmed that this replica leads.
 
         Raises:
             Problem: 503 `not_leader`.

@@ -258,7 +258,7 @@ class Queue:
     # -- updates after the leader's entries --------------------------------------------------
 
     def given_out(self, chosen: Chosen, delivery: int, deadline_s: float) -> None:
-        """Record that the chosen records are out, by the last entry of the log."""
+        """Update the queue: the chosen records are out, by the last entry of the log."""
         for offsets in (chosen.again, chosen.fresh):
             if offsets:
                 self._add_deadline(deadline_s, delivery, offsets)
@@ -270,7 +270,7 @@ class Queue:
                 self._consider(key)
 
     def ended(self, offset: int, out: Out | None, aside: Aside | None) -> None:
-        """Record that a record is done; before, it was `out` or `aside`."""
+        """Update the queue: a record is done; before, it was `out` or `aside`."""
         self._extended.pop(offset, None)
         if out is not None:
             self._free(out.key)
@@ -278,13 +278,13 @@ class Queue:
             self._forget_aside(offset, aside)
 
     def put_aside(self, offset: int, out: Out, due_s: float) -> None:
-        """Record that a record that was out is aside now, until `due_s`. The table has the change already."""
+        """Update the queue: a record that was out is aside until `due_s`. The table has it already."""
         self._extended.pop(offset, None)
         self._add_aside(offset, self.channel.aside[offset], due_s)
         self._free(out.key)
 
     def retried(self, offset: int, before: Aside, due_s: float) -> None:
-        """Record that a record aside, before as `before`, is due at another time.
+        """Update the queue: a record aside, so far as `before`, has another due time.
 
         The table has it already.
         """
@@ -381,7 +381,7 @@ class Queue:
             self._consider(aside.key)
 
     def _free(self, key: int) -> None:
-        """Record that no record of this key is out."""
+        """Update the queue: no record of this key is out."""
         if self.is_ordered and key != NO_KEY:
             self._out_keys.discard(key)
             self._consider(key)

@@ -1,11 +1,10 @@
 """Copy pending delayed records to the log's end, so that old entries can be trimmed. The leader does this.
 
-The log is never trimmed beyond the entry of a pending record. When retention would trim such entries
+Retention never trims the log beyond the entry of a pending record. When it would trim such entries
 (`laminar.node.partition.retention`), it asks for copies: the records that are pending in them are written
 again at the log's end, sorted by time. So a record with a delay of two years costs its bytes once in each
 retention period, and retains no other data on the disk. When there are many small batches, those that are due
-last are copied, too, and
-joined: each batch takes memory, and a row in the stored table.
+last are copied, too, and joined: each batch takes memory, and a row in the stored table.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The conditions of a search on records. Cheap conditions are checked first, on the record's own bytes.
+"""The conditions of a search on records.
+
+Cheap conditions are checked first; each is checked on a record's own bytes.
 
 The input is a batch, the output are positions of records in it. A record matches, does not match, or is
 unreadable: its value is needed, but it is larger than a batch, or too large to be parsed as JSON beside other

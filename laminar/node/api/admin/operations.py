@@ -180,10 +180,7 @@ def _steps(partition: PartitionRecord, *, alive: Collection[str]) -> Iterator[Op
 
 
 def _has_as_asked(partition: PartitionRecord, number: int) -> bool:
-    """Return whether a partition has `number` made replicas.
-
-    A successor that is not made yet counts as made.
-    """
+    """Return whether a partition has `number` replicas, all made, or one of them replacing one that moves."""
     moving = any(each.why == "moved" for each in partition.leaving)
     made = sum(each.made for each in partition.replicas)
     return len(partition.replicas) == number and (made == number or moving)

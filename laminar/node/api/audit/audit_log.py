@@ -364,7 +364,7 @@ class Source:
         return None
 
     def reads(self) -> tuple[int, int]:
-        """Return the reads under way and their maximum: (0, 1), so that no limit applies."""
+        """Return (reads under way, maximum) as (0, 1), so that no limit applies."""
         return 0, 1
 
     def join(self, flow: Flow) -> None:

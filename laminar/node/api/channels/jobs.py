@@ -130,7 +130,7 @@ class JobRoutes:
         return Response.json(answer)
 
     async def receive_from(self, topic: TopicRecord, channel: int, asked: documents.Receive) -> list[Given]:
-        """Return records given out by the partitions' leaders; the partition whose turn it is is asked first.
+        """Return records given out by the partitions' leaders; the partitions take turns to be asked first.
 
         Returns an empty list if none has any within the request's wait.
         """

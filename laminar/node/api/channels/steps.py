@@ -47,7 +47,7 @@ class ReceiveRequest(msgspec.Struct, frozen=True, array_like=True):
 class Given(msgspec.Struct, frozen=True, array_like=True):
     """Records given out by a leader (fields as in `Jobs`).
 
-    Without `runs`: records are available, none is out.
+    Empty `runs` say that records are available, but that none was given out.
     """
 
     partition: int

@@ -241,7 +241,7 @@ class Forwarder:
         """Do nothing: the shard that took the request counts the client's connections."""
 
     def reads(self) -> tuple[int, int]:
-        """Return (0, 1), that is no reads of at most one: the shard that took the request limits them."""
+        """Return (reads under way, maximum) as (0, 1): the shard that took the request limits them."""
         return 0, 1
 
     @property

@@ -136,7 +136,7 @@ class Datagrams(asyncio.DatagramProtocol):
         self._transport = cast(asyncio.DatagramTransport, transport)
 
     def error_received(self, exc: Exception) -> None:
-        """Count an answer that could not be sent; the client asks again."""
+        """Log that an answer could not be sent; the client asks again."""
         _log.debug("sending a datagram failed: %s", exc)
 
     def datagram_received(self, data: bytes, addr: tuple[Any, ...]) -> None:
