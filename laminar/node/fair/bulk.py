@@ -4,8 +4,8 @@ All partitions of a loop share a journal, here and on each follower, which write
 client with 50 MB under way (not committed yet) gains nothing by that, because the disk is no faster, but an
 append of one record has to wait for all of it, and so does the next. So bulk begins only when there is room:
 at most `ALONE_BYTES` are under way, and at most `BESIDE_BYTES` while another client appends small bodies. In
-the latter case the room of each bulk append stays taken after its commit for as long as it was under way, so
-bulk uses half of the disk's time. Waiting clients begin in turns.
+the latter case the room of each bulk append stays taken after its commit for as long as it was under way
+(0.25 s at most), so bulk uses half of the disk's time. Waiting clients begin in turns.
 
 Small appends do not wait. Raft's own messages, a follower's entries among them, never come here. A group
 without a majority commits nothing, and must not block the bulk of all others: an append that is under way for
