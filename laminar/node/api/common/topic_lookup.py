@@ -1,4 +1,4 @@
-"""The catalog's records of the topics and partitions that requests name, or 404."""
+"""Look up the catalog's records of topics and partitions that requests name, or answer 404."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MOST_ROUTES = 1024
 
 
 class _Facts(NamedTuple):
-    """The version of a topic's present route, and the import that fills it, if one does."""
+    """The version of a topic's present route, and the id of the import that fills it, if there is one."""
 
     version: int
     importing: object
@@ -33,13 +33,13 @@ _NOTHING = _Facts(0, None)
 
 
 class TopicLookup:
-    """Records of topics and partitions by the names in a request, from this shard's copy of the catalog."""
+    """Looks up records of topics and partitions by name in this shard's view (its copy of the catalog)."""
 
     def __init__(self, view: View) -> None:
         self._view = view
-        # By topic the route that was made last, and the record that it was made of.
+        # By topic the decoded route, and the record from which it was decoded.
         self._routes: dict[str, tuple[RouteRecord, Route]] = {}
-        # By topic what nearly each request asks, in the view of this message.
+        # By topic the facts that nearly every request needs, as long as the view has this message.
         self._facts: dict[str, _Facts] = {}
         self._facts_of: ViewMessage | None = None
 
@@ -47,7 +47,7 @@ class TopicLookup:
         """Return the topic's record.
 
         Raises:
-            Problem: 404 `no_such_topic`; 503 `not_ready` where that is not certain yet.
+            Problem: 404 `no_such_topic`; 503 `not_ready` while the view may be too old to know that.
         """
         record = self._view.topics().get(topic)
         if record is None:
@@ -58,8 +58,8 @@ class TopicLookup:
     def knows(self, topic: str, partition: str | None = None) -> bool:
         """Return whether the view has this topic and, if it exists, this partition.
 
-        A view may be old. It lacks topics that came since, and partitions whose numbers no partition had
-        then; a number that was used is never used again.
+        A view may be old: then it lacks newer topics, and partitions with higher numbers. A number below the
+        highest one is known, also that of a reclaimed partition, because numbers are never reused.
         """
         record = self._view.topics().get(topic)
         if record is None:
@@ -80,7 +80,7 @@ class TopicLookup:
         if said is None:
             raise Problem(
                 "being_created",
-                f"topic {topic!r} is being imported, and opened when that is done",
+                f"topic {topic!r} is being imported; it takes requests when the import is done",
                 retry_after_ms=1_000,
                 outcome="not_applied",
             )
@@ -94,9 +94,9 @@ class TopicLookup:
         )
 
     def _check_certain(self, what: str) -> None:
-        """Raise 503 `not_ready` while this node's copy of the catalog may be one of before its start.
+        """Raise 503 `not_ready` while this node has not heard from the catalog since its start.
 
-        A client takes 404 for final, and may give records up for that.
+        Its copy of the catalog may be old until then. A client takes 404 for final, and may discard records.
         """
         if not self._view.is_confirmed:
             raise Problem(
@@ -109,7 +109,8 @@ class TopicLookup:
         """Return the partition's record.
 
         Raises:
-            Problem: 404 `no_such_topic` or `no_such_partition`; 503 `not_ready` where that is not certain.
+            Problem: 404 `no_such_topic` or `no_such_partition`; 503 `not_ready` while the view may be too old
+                to know that.
         """
         record = self.record(topic)
         is_number = number.isascii() and number.isdigit() and len(number) <= 9

@@ -1,7 +1,7 @@
 """All families of metrics of a node: name, type, help and labels. `/metrics` has no other.
 
-`OF_PROCESSES` are numbers of a process, by the part of it and the key in that part's statistics; a test finds
-keys without a row. `OTHERS` are added up by topic, consumer, channel and so on (`text`). Units are seconds,
+`OF_PROCESSES` are numbers of a process, by its part and the key in that part's statistics; a test finds keys
+without a row here. `OTHERS` are summed by topic, consumer, channel and so on (`text`). Units are seconds,
 bytes and plain numbers. A counter begins at 0 with its process, or with the leadership that it counts for.
 docs/metrics.md is written from this table (`python -m tests.node.api.metrics.page`).
 """
@@ -22,16 +22,16 @@ class Family(NamedTuple):
     help: str
     labels: tuple[str, ...] = ("process",)
     scale: float = 1.0
-    """By which the number of the statistics is multiplied: 0.001 for one in ms."""
+    """The factor by which the statistic is multiplied: 0.001 for one in ms."""
 
     @property
     def sample(self) -> str:
-        """The name of its samples, but for a histogram or summary, which have several."""
+        """The name of the family's samples; a histogram or summary has several (`samples`)."""
         return f"{self.name}_total" if self.kind == "counter" else self.name
 
     @property
     def unit(self) -> str:
-        """The unit that its name ends in; empty: a plain number."""
+        """The unit at the end of the family's name; empty for a plain number."""
         return next((unit for unit in ("seconds", "bytes") if self.name.endswith(f"_{unit}")), "")
 
 
@@ -46,13 +46,16 @@ NOT_SHOWN: Final = {
     ("http", "responses_5xx"): "counted by the histogram laminar_http_request_duration_seconds",
     ("catalog", "leader"): "laminar_catalog_is_led",
 }
-"""Keys of statistics that are no metrics, by part and key, with where to look."""
+"""Statistics that are no metrics, by part and key, with the place where they are shown instead."""
 
 
 def _part(
     part: str, *rows: tuple[str, Kind, str] | tuple[str, Kind, str, str, float]
 ) -> Iterator[tuple[tuple[str, str], Family]]:
-    """Yield the families of a part; a row may say another name, and the factor to its unit."""
+    """Yield the families of a part of the process, each with its (part, key).
+
+    A row has key, kind and help, and optionally another name and the factor to the unit of that name.
+    """
     for row in rows:
         key, kind, text = row[:3]
         name, scale = (row[3], row[4]) if len(row) == 5 else (f"laminar_{part}_{key}", 1.0)
@@ -507,7 +510,7 @@ OF_CONSUMERS: Final = (
         _CONSUMER,
     ),
 )
-"""Of cursors, with those of consumer groups: sums over the partitions that this node leads."""
+"""Families of cursors, including consumer groups': sums over the partitions that this node leads."""
 
 OF_CHANNELS: Final = (
     Family(
@@ -527,7 +530,7 @@ OF_CHANNELS: Final = (
         _CHANNEL,
     ),
 )
-"""Where channels stand in the partitions that this node leads."""
+"""Families of the state of channels in the partitions that this node leads."""
 
 OF_CHANNEL_COUNTS: Final = (
     Family("laminar_channel_acknowledged", "counter", "Records acknowledged", _CHANNEL),
@@ -551,7 +554,7 @@ OF_CHANNEL_COUNTS: Final = (
         _CHANNEL,
     ),
 )
-"""What became of the records of channels while this node led their partitions."""
+"""Families of counters of channels' records, while this node led their partitions."""
 
 OF_PARTITIONS: Final = (
     Family("laminar_partition_leader", "gauge", "1 where this node leads the partition", _PARTITION),
@@ -566,7 +569,7 @@ OF_PARTITIONS: Final = (
     Family("laminar_partition_fetch_bytes", "counter", "Bytes of batches served to readers", _PARTITION),
     Family("laminar_partition_staged_batches", "gauge", "Batches of sinks staged, as leader", _PARTITION),
 )
-"""Only with ``detail=partitions`` and a topic."""
+"""Families of partitions, only with ``detail=partitions`` and a topic."""
 
 OTHERS: Final = (
     *(PROCESS_UP, BUILD, HTTP_DURATION, APPEND_COMMIT, DISK_SYNC, LOOP_DELAY),
@@ -579,7 +582,7 @@ ALL: Final = (*OTHERS, *OF_PROCESSES.values())
 
 
 def samples(family: Family) -> tuple[str, ...]:
-    """Return the names of a family's samples, as queries name them."""
+    """Return the names of a family's samples, as they are used in queries."""
     if family.kind == "histogram":
         return tuple(f"{family.name}_{each}" for each in ("bucket", "sum", "count"))
     if family.kind == "summary":

@@ -1,4 +1,4 @@
-"""Appends: to a partition, or to a topic whose partitions this shard chooses by key.
+"""The routes of appends: to one partition, or to a topic, with the partitions chosen here by key.
 
 The usual path makes no task: the leader's shard decodes the body, hands the records to the partition and
 answers when the future of their receipt resolves. Everything else (another leader, an election in progress, a
@@ -60,7 +60,7 @@ from laminar.node.partition.problems import FROM_TABLES
 from laminar.node.partition.receipts import Receipt
 
 _PART_GROWS = 3
-# What a head may ask for beside a plain append: most heads have none of these.
+# Headers that ask for more than a plain append: most heads have none of these.
 _GUARANTEES = frozenset((KEY, KEY_TIME, PRODUCER, EPOCH, SEQUENCE, "if-match"))
 _CONDITION = re.compile(r'"?([0-9]{1,16})"?\Z', re.ASCII)
 
@@ -128,7 +128,11 @@ class AppendRoutes:
     def _appended(
         self, request: Request, partition: Partition, append: Append
     ) -> Response | Awaitable[Response]:
-        """Return the answer to an append. A leader that was deposed refuses nothing by its tables."""
+        """Append to a partition that this shard leads, and return the answer.
+
+        A refusal that depends on the leader's tables (of producers and keys) is answered only once a majority
+        has confirmed the leader, because the tables of a deposed leader may be old.
+        """
         trace = partition.context.trace
         if trace is not None:
             trace.requester = requester_of(request, self._services.node)
@@ -192,7 +196,7 @@ class AppendRoutes:
         )
 
     def _limited(self, request: Request) -> str:
-        """Return the principal whose new producers count against its limits; empty while none has limits."""
+        """Return the principal whose limit of new producers applies; "" while no limits are set."""
         return owner_of(request) if self._services.view.limits else ""
 
     def parse(self, request: Request) -> Append:
@@ -206,7 +210,7 @@ class AppendRoutes:
         return append
 
     def _parse(self, request: Request, *, if_short: bool = False) -> Append | None:
-        """Return what a body holds; with `if_short` None if to decode it takes long."""
+        """Decode a body; with `if_short` return None instead if decoding would take long."""
         if request.parsed is not None:
             append: Append = request.parsed
             return append
@@ -225,12 +229,13 @@ class AppendRoutes:
         made_ms: int | None = None,
         principal: str = "",
     ) -> list[asyncio.Future[Receipt]]:
-        """Append batches in order, each checked in the state that the one before it left; return receipts.
+        """Append batches in order, each checked against the state after the previous one; return receipts.
 
-        If the first is refused, the request is refused as a whole. A later refusal ends the list as a failed
-        receipt, so that it is reported with the outcome of the batches before it, and never as if nothing had
-        been done. `at`: the offset that the first batch must get; a batch that is recognised as a retry is
-        not checked against it. `mark` and `made_ms`: the request's identity, and the time of its key.
+        If the first batch is refused, the request is refused as a whole. A later refusal ends the list as a
+        failed receipt, so that it is reported together with the outcome of the earlier batches, and never as
+        if nothing had been appended. `at` is the offset that the first batch must get; a batch that is
+        recognised as a retry is not checked against it. `mark` and `made_ms` are the request's identity, and
+        the time of its key.
 
         Raises:
             Problem: the first batch is refused.
@@ -261,7 +266,7 @@ class AppendRoutes:
         return self._answer(merge_receipts(results, partition.topic), partition)
 
     def _answer(self, receipts: Sequence[Receipt], partition: Partition) -> Response:
-        """Return the answer with these receipts. Its JSON is formatted by hand, as this is the hot path."""
+        """Return the answer with these receipts. Its JSON is written by hand because this is the hot path."""
         placed: list[str] = []
         delayed: list[str] = []
         appended, window, replayed = 0, None, False
@@ -313,7 +318,10 @@ class AppendRoutes:
         return await self._leaders(topic, number, here=here, there=there, policy=policy)
 
     def _repeatable(self, request: Request) -> bool:
-        """Return whether a second attempt is recognised: by the head, or by producer ids in all batches."""
+        """Return whether the leader would recognise a second attempt, by a key or by producer ids.
+
+        The head names a key or a producer, or all batches of the body have producer ids.
+        """
         if has_identity(request):
             return True
         if request.headers.get("content-type") != BATCH_TYPE:
@@ -322,9 +330,10 @@ class AppendRoutes:
 
 
 def _is_part(request: Request) -> bool:
-    """Return whether another shard made the request as one part of a topic's append.
+    """Return whether the request is one partition's part of a topic's append, sent by another shard.
 
-    A client can't make one: it has a connection of its own, and its header of that name is not passed on.
+    A client cannot forge that: its connection is of another kind, and its header of that name is not
+    forwarded.
     """
     return PART in request.headers and isinstance(request.connection, Forwarder)
 
