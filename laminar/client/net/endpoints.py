@@ -203,7 +203,8 @@ def _token_of(environment: Mapping[str, str]) -> tuple[str | None, str | None]:
 
 
 def _urls(given: str | Sequence[str], origin: str) -> tuple[str, ...]:
-    found = given.split(",") if isinstance(given, str) else [str(each) for each in given]
+    texts = [given] if isinstance(given, str) else given
+    found = [url for text in texts for url in str(text).split(",")]
     urls = tuple(_with_scheme(url.strip().rstrip("/")) for url in found if url.strip())
     if not urls:
         raise ConfigError(f"{origin} names no node", code="no_url", field=origin)
@@ -212,7 +213,7 @@ def _urls(given: str | Sequence[str], origin: str) -> tuple[str, ...]:
             Target.of(url)
         except ValueError as fault:
             raise ConfigError(
-                str(fault),
+                f"{url!r} is not the URL of a node: {fault}",
                 code="bad_url",
                 field=origin,
                 value=url,
