@@ -184,7 +184,7 @@ def _pair(
     if certificate is None or not os.fspath(certificate):
         if key is not None and os.fspath(key):
             raise ConfigError(
-                "there is a key without its certificate",
+                "the key of a certificate is given without the certificate",
                 code="no_certificate",
                 field="key",
                 value=os.fspath(key),
@@ -266,7 +266,7 @@ def _current_context(path: Path) -> Mapping[str, Any] | None:
         return None
     if not isinstance(context, dict):
         raise ConfigError(
-            f"{path}: the current context {current!r} is not there",
+            f"{path}: the current context {current!r} does not exist",
             code="no_context",
             hint="`laminar context list` shows what is",
         )

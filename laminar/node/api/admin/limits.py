@@ -67,7 +67,11 @@ class LimitRoutes:
             if await self._set(LimitsRequest(principal, limits, version)):
                 return self._answer(principal)
             await self._services.refresh_view()
-        raise Problem("in_progress", f"other changes came first, {TRIES} times", outcome="not_applied")
+        raise Problem(
+            "in_progress",
+            f"other changes came first, {TRIES} times in a row: send the request again",
+            outcome="not_applied",
+        )
 
     async def _set(self, wanted: LimitsRequest) -> bool:
         """Have the catalog set limits; return False if they have another version by now."""
@@ -129,7 +133,8 @@ def _check(principal: str) -> None:
     if principal != ANY_PRINCIPAL and _PRINCIPAL.fullmatch(principal) is None:
         raise Problem(
             "invalid",
-            "a principal's name has 1 to 200 of A-Z a-z 0-9 . _ -; `*` is each without limits of its own",
+            "a principal's name has 1 to 200 of A-Z a-z 0-9 . _ -; `*` stands for principals without "
+            "limits of their own",
             field="principal",
             value=principal,
             limit=200,

@@ -62,7 +62,7 @@ class TokenRoutes:
         if asked.name == ANONYMOUS:
             raise Problem(
                 "invalid",
-                "this name is that of a client which has proven none, and counts for no limits",
+                f"the name {ANONYMOUS} is reserved for clients without a token",
                 field="name",
                 value=asked.name,
                 outcome="not_applied",
@@ -82,7 +82,7 @@ class TokenRoutes:
             if grant.role == "metrics" and grant.prefix:
                 raise Problem(
                     "invalid",
-                    "metrics are of the whole node, so this role has no prefix",
+                    "the role metrics has no prefix, as metrics are those of a whole node",
                     field=f"grants.{place}.prefix",
                     value=grant.prefix,
                     outcome="not_applied",

@@ -224,7 +224,7 @@ class ChannelRoutes:
         if until is not None and until > now_ms:
             raise Problem(
                 "invalid",
-                "a channel ends at a time that is over",
+                "until must be a time in the past, or `now`",
                 field="settings.until",
                 value=until,
                 limit=now_ms,

@@ -98,7 +98,7 @@ class JobRoutes:
         elif asked.credit is not None:
             raise Problem(
                 "invalid",
-                f"credit is of a stream: accept {STREAM_TYPE}",
+                f"credit is for streams only: send Accept: {STREAM_TYPE}",
                 field="credit",
                 value=asked.credit,
                 outcome="not_applied",
@@ -422,7 +422,9 @@ class JobRoutes:
             raise Problem("invalid", "give either replay or drop", field="replay", outcome="not_applied")
         if isinstance(chosen, str):
             if chosen != "all":
-                raise Problem("invalid", 'tokens, or "all"', field=field, value=chosen, limit="all")
+                raise Problem(
+                    "invalid", 'give a list of tokens, or "all"', field=field, value=chosen, limit="all"
+                )
             named: dict[int, list[int] | None] = dict.fromkeys(record.numbers)
         else:
             named = {}
@@ -573,5 +575,7 @@ def _after(text: str) -> tuple[int, int]:
         return 0, 0
     number, _, offset = text.partition(":")
     if not (number.isdecimal() and offset.isdecimal() and len(text) < 40):
-        raise Problem("invalid", "give what `next` of the last page said", field="after", value=text[:80])
+        raise Problem(
+            "invalid", "after must be the `next` of the page before", field="after", value=text[:80]
+        )
     return int(number), int(offset)

@@ -290,7 +290,7 @@ class JobStreams:
 def _stands_still(out: int) -> Problem:
     return Problem(
         "request_timeout",
-        "the consumer of this stream let one job after the other be late; it ends, and they go to others",
+        "this stream ends, as its consumer let one job after the other be late; others get these jobs",
         field="credit",
         value=out,
         hint="Acknowledge jobs in time, extend them, or ask for fewer.",

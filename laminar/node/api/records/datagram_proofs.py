@@ -78,7 +78,7 @@ class Proofs:
         if abs(question.minute - minute) > MINUTES_VALID:
             raise Problem(
                 "invalid",
-                f"the question was sent at another time than now, by more than {MINUTES_VALID} minutes",
+                f"the time in the datagram is not within {MINUTES_VALID} minutes of that of this node",
                 field="minute",
                 value=question.minute,
                 limit=minute,
