@@ -16,6 +16,7 @@ import asyncio
 import datetime
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -51,20 +52,20 @@ def start_parameter(start: str | datetime.datetime, *, now_ms: int) -> str:
         return str(int(start.timestamp() * 1000))
     if start in ("earliest", "latest"):
         return start
-    number = start[1:].rstrip("msdhw")
-    unit = start[1 + len(number) :]
-    if start.startswith("-") and number.isdecimal() and unit in _UNITS_MS:
-        return str(now_ms - int(number) * _UNITS_MS[unit])
-    try:
-        return str(int(datetime.datetime.fromisoformat(start).timestamp() * 1000))
-    except ValueError:
-        raise ConfigError(
-            f"start={start!r} is neither a place nor a time",
-            code="bad_start",
-            field="start",
-            value=start,
-            hint="use earliest, latest, -10m, an RFC 3339 time, a datetime or {partition: offset}",
-        ) from None
+    if isinstance(start, str):
+        number = start[1:].rstrip("msdhw")
+        unit = start[1 + len(number) :]
+        if start.startswith("-") and number.isdecimal() and unit in _UNITS_MS:
+            return str(now_ms - int(number) * _UNITS_MS[unit])
+        with suppress(ValueError):
+            return str(int(datetime.datetime.fromisoformat(start).timestamp() * 1000))
+    raise ConfigError(
+        f"start={start!r} is neither a place nor a time",
+        code="bad_start",
+        field="start",
+        value=start,
+        hint="use earliest, latest, -10m, an RFC 3339 time, a datetime or {partition: offset}",
+    )
 
 
 class Reader(Generic[T]):

@@ -67,7 +67,11 @@ class LimitRoutes:
             if await self._set(LimitsRequest(principal, limits, version)):
                 return self._answer(principal)
             await self._services.refresh_view()
-        raise Problem("in_progress", f"other changes came first, {TRIES} times", outcome="not_applied")
+        raise Problem(
+            "in_progress",
+            f"other changes came first, {TRIES} times in a row: send the request again",
+            outcome="not_applied",
+        )
 
     async def _set(self, wanted: LimitsRequest) -> bool:
         """Ask the catalog to set limits; return False if their version is no longer the expected one."""

@@ -228,7 +228,7 @@ class ChannelRoutes:
         if until is not None and until > now_ms:
             raise Problem(
                 "invalid",
-                "the end of a channel must be a time in the past",
+                "until must be a time in the past, or `now`",
                 field="settings.until",
                 value=until,
                 limit=now_ms,

@@ -435,7 +435,9 @@ class JobRoutes:
             raise Problem("invalid", "give either replay or drop", field="replay", outcome="not_applied")
         if isinstance(chosen, str):
             if chosen != "all":
-                raise Problem("invalid", 'tokens, or "all"', field=field, value=chosen, limit="all")
+                raise Problem(
+                    "invalid", 'give a list of tokens, or "all"', field=field, value=chosen, limit="all"
+                )
             named: dict[int, list[int] | None] = dict.fromkeys(record.numbers)
         else:
             named = {}

@@ -42,7 +42,7 @@ class PlacementCall:
             await self._services.refresh_view()
         raise Problem(
             "in_progress",
-            f"other changes came first, {ATTEMPTS} times: {result.detail}",
+            f"other changes came first, {ATTEMPTS} times; send the request again: {result.detail}",
             outcome="not_applied",
         )
 

@@ -101,7 +101,7 @@ OF_PROCESSES: Final[dict[tuple[str, str], Family]] = dict(
             (
                 "journal_bytes_since_checkpoint",
                 "gauge",
-                "What a start after a crash would replay",
+                "Bytes that a start after a crash would replay",
                 "laminar_storage_replay_bytes",
                 1,
             ),
@@ -121,8 +121,8 @@ OF_PROCESSES: Final[dict[tuple[str, str], Family]] = dict(
         ),
         *_part(
             "repair",
-            ("asked", "counter", "Questions to other replicas for damaged entries"),
-            ("answered", "counter", "Such questions of other replicas that were answered"),
+            ("asked", "counter", "Requests to other replicas for damaged entries"),
+            ("answered", "counter", "Requests of other replicas for damaged entries that were answered"),
             ("repaired", "counter", "Entries repaired from another replica"),
             ("refused", "counter", "Answers that were not the missing entry"),
             ("missing", "counter", "Replicas asked that did not have the entry"),
@@ -137,7 +137,7 @@ OF_PROCESSES: Final[dict[tuple[str, str], Family]] = dict(
             (
                 "oldest_unverified_age_s",
                 "gauge",
-                "Since when the segment waits that was verified longest ago",
+                "Time since the next segment was last verified",
                 "laminar_scrub_oldest_unverified_seconds",
                 1,
             ),
@@ -171,7 +171,7 @@ OF_PROCESSES: Final[dict[tuple[str, str], Family]] = dict(
         ),
         *_part(
             "bulk",
-            ("on_their_way_bytes", "gauge", "Bytes of large bodies between their begin and their commit"),
+            ("on_their_way_bytes", "gauge", "Bytes of large bodies that have begun and are not committed"),
             ("waiting", "gauge", "Large bodies that wait to begin"),
             ("waits", "counter", "Large bodies that had to wait"),
             ("rests", "counter", "Rests after large bodies, in which small appends had the disk"),
@@ -201,7 +201,7 @@ OF_PROCESSES: Final[dict[tuple[str, str], Family]] = dict(
         *_part(
             "tls",
             ("loaded", "counter", "Times that the certificate files were loaded", "laminar_tls_loads", 1),
-            ("load_failures", "counter", "Times that they could not be used"),
+            ("load_failures", "counter", "Times that the certificate files could not be used"),
             (
                 "certificate_left_s",
                 "gauge",
@@ -226,10 +226,10 @@ OF_PROCESSES: Final[dict[tuple[str, str], Family]] = dict(
         *_part(
             "raft",
             ("groups", "gauge", "Groups that are driven here"),
-            ("stopped_replicas", "gauge", "Replicas stopped by a mistake of Laminar's"),
+            ("stopped_replicas", "gauge", "Replicas stopped by a bug of Laminar"),
             ("leading", "gauge", "Groups that are led here"),
             ("quiesced_groups", "gauge", "Groups without timers, as they are idle"),
-            ("unquiesced", "counter", "Groups that were idle and are no more"),
+            ("unquiesced", "counter", "Groups that were idle and are active again"),
             ("keepalives_sent", "counter", "Keepalives for idle groups sent"),
             ("proposals", "counter", "Entries proposed"),
             ("syncs", "counter", "Syncs that entries waited for"),
@@ -285,7 +285,7 @@ OF_PROCESSES: Final[dict[tuple[str, str], Family]] = dict(
             (
                 "work_missed",
                 "counter",
-                "Changes of the catalog that were overlooked, and done late: a mistake of Laminar's",
+                "Changes of the catalog that were overlooked, and carried out late: a bug of Laminar",
             ),
             ("topics_with_fewer_replicas", "gauge", "Topics with fewer replicas than they ask for"),
             (
@@ -328,7 +328,7 @@ OF_PROCESSES: Final[dict[tuple[str, str], Family]] = dict(
             (
                 "closing_longest_ms",
                 "gauge",
-                "How long the keys of a change have not been writable, the longest",
+                "Longest time for which the keys of a change have not been writable",
                 "laminar_routes_closing_longest_seconds",
                 0.001,
             ),
@@ -340,7 +340,7 @@ OF_PROCESSES: Final[dict[tuple[str, str], Family]] = dict(
             ("given", "counter", "Records given out"),
             ("repeated", "counter", "Records given out again"),
             ("acknowledged", "counter", "Records acknowledged"),
-            ("late", "counter", "Records of which a consumer said something when its time was over"),
+            ("late", "counter", "Acknowledgements, nacks and releases that came after the record's time"),
             ("died", "counter", "Records that failed too often"),
             ("copied", "counter", "Open records copied to the log's end, so that it can be trimmed"),
         ),
@@ -348,8 +348,8 @@ OF_PROCESSES: Final[dict[tuple[str, str], Family]] = dict(
             "delayed",
             ("published", "counter", "Delayed records published"),
             ("copied", "counter", "Delayed records copied to the log's end"),
-            ("sent", "counter", "Delayed records sent to partitions that follow"),
-            ("pending", "gauge", "Delayed records that wait for their time"),
+            ("sent", "counter", "Delayed records sent to partitions that replace an ended one"),
+            ("pending", "gauge", "Delayed records that are pending"),
             ("late_seconds", "gauge", "How late the last delayed record was published"),
         ),
         *_part(
@@ -375,7 +375,7 @@ OF_PROCESSES: Final[dict[tuple[str, str], Family]] = dict(
             "trace",
             ("events", "counter", "Events of records that are traced"),
             ("written", "counter", "Events written to `_trace`"),
-            ("dropped", "counter", "Events that were dropped: no room, or `_trace` took none"),
+            ("dropped", "counter", "Events that were dropped: no room, or `_trace` accepted none"),
             ("waiting", "gauge", "Events that wait to be written"),
         ),
         *_part(
@@ -394,7 +394,7 @@ OF_PROCESSES: Final[dict[tuple[str, str], Family]] = dict(
             ("unsent", "counter", "Datagrams of gossip that could not be sent"),
             ("unresolved", "counter", "Addresses that could not be resolved"),
             ("replayed", "counter", "Datagrams of gossip that came again, or for another process"),
-            ("challenged", "counter", "Datagrams of gossip whose sender had to prove that it is there"),
+            ("challenged", "counter", "Datagrams of gossip whose sender had to answer a challenge"),
             ("asked_again", "counter", "Probes that were sent again after a challenge"),
             ("outdated", "counter", "Datagrams of gossip of an older version"),
             ("refutations", "counter", "Claims about this node that it refuted"),
@@ -496,11 +496,16 @@ OF_CONSUMERS: Final = (
         "Records between the consumer and the ends, of leaders here",
         _CONSUMER,
     ),
-    Family("laminar_consumer_lag_records_max", "gauge", "The same of the partition with the most", _CONSUMER),
+    Family(
+        "laminar_consumer_lag_records_max",
+        "gauge",
+        "The same, of the partition with the largest lag",
+        _CONSUMER,
+    ),
     Family(
         "laminar_consumer_lag_seconds",
         "gauge",
-        "Age of the oldest record that the consumer has not read, at most; 0: it has read all",
+        "Upper limit of the age of the oldest record that the consumer has not read; 0: it has read all",
         _CONSUMER,
     ),
     Family(
@@ -516,17 +521,17 @@ OF_CHANNELS: Final = (
     Family(
         "laminar_channel_depth",
         "gauge",
-        "Records to be given out yet, at most, and those that are out",
+        "Records that are out, and an upper limit of those that were never given out",
         _CHANNEL,
     ),
     Family("laminar_channel_out", "gauge", "Records that are out", _CHANNEL),
-    Family("laminar_channel_aside", "gauge", "Records that wait to be tried again", _CHANNEL),
+    Family("laminar_channel_aside", "gauge", "Records that wait for a retry", _CHANNEL),
     Family("laminar_channel_dead", "gauge", "Records that failed too often", _CHANNEL),
     Family("laminar_channel_lost", "gauge", "Records that left the log before they were done", _CHANNEL),
     Family(
         "laminar_channel_kept_bytes",
         "gauge",
-        "Bytes that retention would trim if the channel, maybe with others, let it",
+        "Bytes that retention would trim if the channel did not need them",
         _CHANNEL,
     ),
 )
@@ -538,13 +543,13 @@ OF_CHANNEL_COUNTS: Final = (
     Family(
         "laminar_channel_late",
         "counter",
-        "Records of which a consumer said something when its time was over",
+        "Acknowledgements, nacks and releases that came after the record's time",
         _CHANNEL,
     ),
     Family(
         "laminar_channel_died",
         "counter",
-        "Records that failed too often, and were dead from then on",
+        "Records that became dead",
         _CHANNEL,
     ),
     Family(

@@ -68,7 +68,9 @@ class MetricsRoute:
             kept = self._openmetrics if openmetrics else self._plain
             return Response(200, content, await kept.get())
         if not topic:
-            raise Problem("invalid", "detail=partitions is of one topic: name it", field="topic", value="")
+            raise Problem(
+                "invalid", "detail=partitions needs the query parameter topic", field="topic", value=""
+            )
         self._topics.record(topic)
         rows = await self._of_partitions(topic)
         pieces = Text(openmetrics=openmetrics).of_partitions(topic, rows)

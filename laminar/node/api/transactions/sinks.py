@@ -439,7 +439,7 @@ class SinkRoutes:
         if total > MAX_ACKS:
             raise Problem(
                 "invalid",
-                "a batch acknowledges fewer jobs",
+                f"a batch can acknowledge at most {MAX_ACKS:,} jobs",
                 field="parts.acks",
                 value=total,
                 limit=MAX_ACKS,
