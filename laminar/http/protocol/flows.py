@@ -32,6 +32,7 @@ class Waiting(Protocol):
 class Flow:
     """What a flow has left of the present turn, in answers; its open connections; and what waits for a turn.
 
+    Once it has no more than `renewed_at` left, it `is_due`: the next turn fills up what it has.
     `muted` are those of its connections on which nothing is begun for a while, as it was over its limit;
     `reads` its requests by its own connections that have begun, are reads, and have no answer yet.
     A server makes none: its application says to which flow a connection belongs. `passed` are its requests in
@@ -42,11 +43,13 @@ class Flow:
     __slots__ = (
         "are_strangers",
         "connections",
+        "is_due",
         "is_spent",
         "left",
         "muted",
         "passed",
         "reads",
+        "renewed_at",
         "waiting",
         "woken",
     )
@@ -55,6 +58,8 @@ class Flow:
         """Make one without connections; those of strangers end first when there are too many."""
         self.are_strangers = are_strangers
         self.left = TURN * REQUEST
+        self.renewed_at = 0
+        self.is_due = False
         self.is_spent = False
         self.connections = 0
         self.muted = 0
