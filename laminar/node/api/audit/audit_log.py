@@ -353,9 +353,8 @@ class Source:
         """None: the audit waits for no turn."""
         return None
 
-    def reads(self) -> tuple[int, int]:
-        """Return none, of more: the audit reads nothing."""
-        return 0, 1
+    def read_refusal(self) -> None:
+        """Return None: the audit reads nothing."""
 
     def join(self, flow: Flow) -> None:
         """Do nothing, as it is no connection of a server."""

@@ -237,9 +237,8 @@ class Forwarder:
     def join(self, flow: Flow) -> None:
         """Do nothing: the request has had its turn at the shard that took it."""
 
-    def reads(self) -> tuple[int, int]:
-        """Return none, of more: the shard that took the request has looked for room."""
-        return 0, 1
+    def read_refusal(self) -> None:
+        """Return None: the shard that took the request has looked for room."""
 
     @property
     def node(self) -> str:
