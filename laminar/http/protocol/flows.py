@@ -32,6 +32,7 @@ class Waiting(Protocol):
 class Flow:
     """A flow: its share left of the present turn (in answers), its connections, and those that wait.
 
+    Once it has no more than `renewed_at` left, it `is_due`: the next turn fills up its share.
     `muted` are those of its connections on which no request begins for a while, because the flow was over its
     limit; `reads` counts its reads on its own connections that have begun and have no answer yet. A server
     makes none: its application says to which flow a connection belongs. `passed` are its requests in progress
@@ -42,11 +43,13 @@ class Flow:
     __slots__ = (
         "are_strangers",
         "connections",
+        "is_due",
         "is_spent",
         "left",
         "muted",
         "passed",
         "reads",
+        "renewed_at",
         "waiting",
         "woken",
     )
@@ -58,6 +61,8 @@ class Flow:
         """
         self.are_strangers = are_strangers
         self.left = TURN * REQUEST
+        self.renewed_at = 0
+        self.is_due = False
         self.is_spent = False
         self.connections = 0
         self.muted = 0

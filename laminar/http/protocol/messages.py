@@ -123,8 +123,11 @@ class Connection(Protocol):
     def join(self, flow: Flow) -> None:
         """Assign the connection to a flow, in place of the one before."""
 
-    def reads(self) -> tuple[int, int]:
-        """Return how many reads of the connection's flow are under way, and how many may be."""
+    def read_refusal(self) -> tuple[int, int] | None:
+        """Return how many reads of this flow are under way, and the limit, if one more is too many.
+
+        That is counted. None: there is room.
+        """
 
     @property
     def peer(self) -> str:

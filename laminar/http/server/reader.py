@@ -229,15 +229,19 @@ class Connection(asyncio.BufferedProtocol):
         self._waits_turn = False
         self._go_on()
 
-    def reads(self) -> tuple[int, int]:
-        """Return how many reads of the connection's flow are under way, and how many may be.
+    def read_refusal(self) -> tuple[int, int] | None:
+        """Return how many reads of this flow are under way, and the limit, if one more is too many.
 
-        A flow alone may have four fifths of all reads that there is room for.
+        A refusal is counted. A flow alone may have four fifths of all reads that there is room for.
         """
         server, flow = self._server, self.flow
-        if flow is None:
-            return server.reads, server.limits.max_reads
-        return flow.reads, FREE_SHARE * max(0, server.limits.max_reads - server.reads)
+        under_way, most = server.reads, server.limits.max_reads
+        if flow is not None:
+            under_way, most = flow.reads, FREE_SHARE * max(0, most - under_way)
+        if under_way < most:
+            return None
+        server.counts.reads_refused += 1
+        return under_way, most
 
     @property
     def peer(self) -> str:

@@ -563,9 +563,9 @@ class Api:
     def _carry_out(self, request: Request, matched: Matched) -> Response | Awaitable[Response]:
         _check_document(matched, len(request.body))
         if matched.may_wait:
-            under_way, most = request.connection.reads()
-            if under_way >= most:
-                raise _no_room(under_way, most)
+            full = request.connection.read_refusal()
+            if full is not None:
+                raise _no_room(*full)
             request.answer_bytes = matched.answer_bytes or request.answer_bytes
         answer: Response | Awaitable[Response]
         if matched.is_of_topic and not self._known(matched):

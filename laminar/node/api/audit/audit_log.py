@@ -363,9 +363,8 @@ class Source:
         """Always None: internal appends do not wait for a fair share."""
         return None
 
-    def reads(self) -> tuple[int, int]:
-        """Return (reads under way, maximum) as (0, 1), so that no limit applies."""
-        return 0, 1
+    def read_refusal(self) -> None:
+        """Return None: the audit reads nothing."""
 
     def join(self, flow: Flow) -> None:
         """Do nothing: there is no connection whose requests could be limited."""

@@ -240,9 +240,8 @@ class Forwarder:
     def join(self, flow: Flow) -> None:
         """Do nothing: the shard that took the request counts the client's connections."""
 
-    def reads(self) -> tuple[int, int]:
-        """Return (reads under way, maximum) as (0, 1): the shard that took the request limits them."""
-        return 0, 1
+    def read_refusal(self) -> None:
+        """Return None: the shard that took the request limits its reads."""
 
     @property
     def node(self) -> str:

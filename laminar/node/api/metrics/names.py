@@ -158,6 +158,8 @@ OF_PROCESSES: Final[dict[tuple[str, str], Family]] = dict(
             ("connections", "counter", "Connections accepted"),
             ("displaced", "counter", "Connections without a principal that were ended for newer ones"),
             ("muted", "counter", "Times that a connection was not read, as its principal was over a rate"),
+            ("reads", "gauge", "Reads that have begun and have no answer yet"),
+            ("reads_refused", "counter", "Reads that might wait, and were refused: too many had no answer"),
             ("refused", "counter", "Requests that were no valid HTTP, or over a limit"),
             ("requests", "counter", "Requests received"),
             ("slow_readers", "counter", "Connections ended, as the client did not read its answers"),
