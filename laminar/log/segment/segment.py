@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from laminar.log.disk.disk import Buffer
 from laminar.log.format.index_entry import (
@@ -57,7 +58,7 @@ def _slot_of_offset(rows: Buffer, offset: int) -> int:
         start, records = row_offsets(rows, guess)
         if start <= offset < start + records:
             return guess
-    return bisect_right(range(count), offset, key=lambda slot: row_next_offset(rows, slot))
+    return bisect_right(range(count), offset, key=partial(row_next_offset, rows))
 
 
 class Segment:

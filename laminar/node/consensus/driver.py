@@ -467,7 +467,7 @@ class Driver:
                 self.unknown_groups += 1
                 continue
             self._quiescence.member_seen(replica, message.sender, liveness)
-            if self._quiescence.has_notices:
+            if self._quiescence.notices:
                 self._deliver_notice_now(replica)
             try:
                 entries = [entry_of(data, verify(data)) for data in frames]
@@ -728,12 +728,7 @@ class Driver:
     def _schedule(self, replica: Replica) -> None:
         deadline_ms = replica.core.deadline_ms()
         if deadline_ms is not None and self._deadlines.schedule(replica, deadline_ms):
-            self._set_deadline_alarm()
-
-    def _set_deadline_alarm(self) -> None:
-        at_ms = self._deadlines.next_ms()
-        if at_ms is not None:
-            self._deadline_alarm.set(at_ms)
+            self._deadline_alarm.set(deadline_ms)
 
     def _on_deadline(self, at_ms: int | None) -> None:
         if self._stopped:
@@ -749,27 +744,32 @@ class Driver:
     def _expire_due(self, now_ms: int) -> None:
         """Handle the deadlines that have come: `MOST_DUE` of them now, the rest in later turns."""
         dealt_with = 0
-        while not self._stopped and (at_ms := self._deadlines.next_ms()) is not None and at_ms <= now_ms:
+        while (at_ms := self._deadlines.next_ms()) is not None and at_ms <= now_ms:
             if dealt_with == MOST_DUE:
                 self._deadline_alarm.set_next_turn()
                 return
             replica = self._deadlines.pop(now_ms)
             if replica is None:
-                break
+                continue  # nothing but entries out of date, which are gone now
             try:
                 deadline_ms = replica.core.deadline_ms()
-                if deadline_ms is not None and deadline_ms <= now_ms:
+                if deadline_ms is None:
+                    continue
+                if deadline_ms <= now_ms:
                     dealt_with += 1
                     self._due(replica, now_ms)
                 else:
-                    self._schedule(replica)
+                    self._deadlines.schedule(replica, deadline_ms)  # it has moved since it was scheduled
             except Exception as error:  # noqa: BLE001  # stops this replica
                 self.stop_replica(replica, error)
-        self._set_deadline_alarm()
+            if self._stopped:
+                return
+        if at_ms is not None:
+            self._deadline_alarm.set(at_ms)
 
     def _due(self, replica: Replica, now_ms: int) -> None:
         core = replica.core
-        if core.role is not Role.LEADER:
+        if not replica.leading:
             self._throttle.add(replica)
             self._begin_elections(now_ms)
             return
@@ -782,12 +782,11 @@ class Driver:
     def _begin_elections(self, now_ms: int) -> None:
         """Start the elections that the throttle allows now, and set the alarm for the next one."""
         while (replica := self._throttle.next(now_ms)) is not None:
-            if replica.core.role is not Role.LEADER:
+            if not replica.leading:
                 # The core does nothing if the leader was heard meanwhile: then its deadline has moved.
                 self._step(replica, lambda core: core.expire(now_ms=now_ms))
             else:
                 self.process_ready(replica)
-            self._throttle.processed(replica)
         at_ms = self._throttle.next_ms()
         if at_ms is not None:
             self._election_alarm.set(at_ms)
@@ -828,7 +827,7 @@ class Driver:
 
     def _deliver_notices(self) -> None:
         """Notify groups of members that are gone: a portion now, and the rest in later turns."""
-        if self._quiescence.has_notices and not self._delivering:
+        if self._quiescence.notices and not self._delivering:
             self._deliver_portion()
 
     def _deliver_portion(self) -> None:
@@ -840,7 +839,7 @@ class Driver:
                 self._deliver(notice)
         except Exception as error:  # noqa: BLE001  # ends the process
             self._fail_process(error)
-        if self._quiescence.has_notices and not self._stopped:
+        if self._quiescence.notices and not self._stopped:
             self._delivering = True
             self._loop.call_soon(self._deliver_portion)
 

@@ -205,17 +205,18 @@ class FetchRoutes:
         if read not in ("replica", "leader"):
             raise Problem("invalid", "read must be `replica` or `leader`", field="read", value=read)
         format_ = fetch_format(request)
+        check_fields(query.get("fields"), format_)
+        skip = skips(request)
         max_bytes = integer(request, "max_bytes", DEFAULT_BYTES, minimum=1, maximum=MAX_FETCH_BYTES)
         limit = integer(request, "limit", MAX_FETCH_RECORDS, minimum=1, maximum=MAX_FETCH_RECORDS)
         wait_s = integer(request, "wait_ms", 0, maximum=MAX_WAIT_MS) / 1000
         to = integer(request, "to", OFFSET_LIMIT, maximum=OFFSET_LIMIT)
-        check_fields(query.get("fields"), format_)
-        skip = skips(request)
+        seen = integer(request, "min_offset", 0, maximum=OFFSET_LIMIT)
         served = await self.serve_or_pass(request, topic, partition, leader=read == "leader")
         if isinstance(served, Response):
             return served
         deadline = asyncio.get_running_loop().time() + wait_s
-        bounds = await self._catch_up(request, served, read, deadline)
+        bounds = await self._catch_up(served, read, seen, deadline)
         offset = await self._offset(request, served, bounds)
         found = [] if query.get("offset") == str(offset) else [("Laminar-Offset", str(offset))]
         checked = await self._check_bounds(request, served, bounds, offset)
@@ -291,15 +292,14 @@ class FetchRoutes:
         ]
         return await elsewhere(request, offset, others, self.pass_on)
 
-    async def _catch_up(self, request: Request, partition: Partition, read: str, deadline: float) -> Bounds:
-        """Wait until this replica has reached `min_offset`; return its bounds then.
+    async def _catch_up(self, partition: Partition, read: str, seen: int, deadline: float) -> Bounds:
+        """Wait until this replica has all before `seen`, the request's `min_offset`; return its bounds then.
 
         Raises:
             Problem: 503 `replica_lagging` if it does not get there in time.
         """
         reader = partition.reader
         bounds = await reader.confirmed_bounds() if read == "leader" else reader.bounds()
-        seen = integer(request, "min_offset", 0, maximum=OFFSET_LIMIT)
         if bounds.end >= seen:
             return bounds
         remaining = max(0.0, deadline - asyncio.get_running_loop().time())
