@@ -82,6 +82,7 @@ from raft.values import (
     Settings,
     TooMuchUncommitted,
     Trace,
+    Written,
 )
 
 if TYPE_CHECKING:
@@ -260,11 +261,6 @@ class Core:
         """The progress of each member, by replica id, ourselves included; empty if we don't lead."""
         leadership = self._candidacy.leadership
         return leadership.progress if leadership is not None else {}
-
-    @property
-    def truncations(self) -> int:
-        """How often entries that a `Ready` had handed out were truncated since the start; see `persisted`."""
-        return self._log.truncations
 
     @property
     def uncommitted_bytes(self) -> int:
@@ -630,15 +626,12 @@ class Core:
                 leadership.unquiesce(now_ms=now_ms, soon=False)
             leadership.reads.waiting.append(context)
 
-    def persisted(self, *, index: int, term: int, truncations: int) -> None:
-        """Note that our disk holds the log up to entry (`index`, `term`), and all hard states before it.
-
-        `truncations` is what `self.truncations` was when that entry was the last one written.
-        """
-        if not self._log.persisted(index, term, truncations=truncations):
+    def persisted(self, written: Written) -> None:
+        """Note that our disk holds the log that ended so after a `Ready`, and all hard states before that."""
+        if not self._log.persisted(written):
             self.dropped["old_completion"] = self.dropped.get("old_completion", 0) + 1
         elif self._candidacy.leadership is not None:
-            self._candidacy.leadership.persisted(term)
+            self._candidacy.leadership.persisted(written.term)
 
     def accept_loss(self) -> None:
         """End our recovery, because an operator accepts the loss of what only absent replicas hold.
@@ -742,5 +735,6 @@ class Core:
             became=became,
             configuration=configuration,
             recovered=recovered,
+            written=Written(log.last_index, log.last_term, log.truncations),
             quiesced=candidacy.following.quiesced if leadership is None else leadership.quiescence.quiesced,
         )

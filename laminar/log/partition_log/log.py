@@ -118,7 +118,7 @@ class Log:
     def _offer_lookups(self) -> None:
         """Make methods of the log's parts its own attributes: calling one costs no further call."""
         entries, reader = self._entries, self._reader
-        self.term, self.offset_after = entries.term, entries.offset_after
+        self.term, self.size, self.offset_after = entries.term, entries.size, entries.offset_after
         self.index_entry, self.find_index_entry = entries.index_entry, entries.find_index_entry
         self.segment_of, self.sealed = entries.segment_of, entries.sealed
         self.sealed_at = entries.sealed_at

@@ -43,7 +43,7 @@ class Group:
 async def test_one_timer_serves_all_groups_also_when_many_are_due_at_once() -> None:
     """What is left for another turn replaces the timer and does not add to it."""
     clock: Any = Clock()
-    storage: Any = SimpleNamespace(end_turns_with=lambda on_turn_end: None)
+    storage: Any = SimpleNamespace(end_turns_with=lambda on_turn_end: None, schedule_turn_end=None)
     transport: Any = SimpleNamespace(pause_bulk=None, resume_bulk=None)
     errors: list[BaseException] = []
     driver = Driver(
