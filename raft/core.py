@@ -79,6 +79,7 @@ from raft.values import (
     Place,
     Ready,
     Role,
+    SendAppend,
     Settings,
     TooMuchUncommitted,
     Trace,
@@ -711,7 +712,24 @@ class Core:
         if candidacy.recovering and (leadership or candidacy.following).is_complete:
             self._finish_recovery("complete")
         recovered, self._recovered = self._recovered, False
+        # A list that has nothing in it stays where it is: most Readies carry one or two kinds of effects.
+        effects = self._effects
         entries: Sequence[Entry] = ()
+        messages: Sequence[AnyMessage] = ()
+        after_sync: Sequence[AnyMessage] = ()
+        appends: Sequence[SendAppend] = ()
+        reads: Sequence[tuple[int, int]] = ()
+        reads_failed: Sequence[int] = ()
+        if effects.messages:
+            messages, effects.messages = effects.messages, []
+        if effects.after_sync:
+            after_sync, effects.after_sync = effects.after_sync, []
+        if effects.appends:
+            appends, effects.appends = effects.appends, []
+        if effects.reads:
+            reads, effects.reads = effects.reads, []
+        if effects.reads_failed:
+            reads_failed, effects.reads_failed = effects.reads_failed, []
         truncate_from = hard_state = committed_index = became = configuration = None
         if log.pending or log.truncate_from is not None:
             truncate_from, entries = log.take()
@@ -730,11 +748,16 @@ class Core:
             hard_state,
             truncate_from,
             entries,
-            *self._effects.hand_out(),
+            messages,
+            after_sync,
+            appends,
+            reads,
+            reads_failed,
             committed_index=committed_index,
             became=became,
             configuration=configuration,
             recovered=recovered,
             written=Written(log.last_index, log.last_term, log.truncations),
+            leads=leadership is not None and not leadership.transfer_target,
             quiesced=candidacy.following.quiesced if leadership is None else leadership.quiescence.quiesced,
         )

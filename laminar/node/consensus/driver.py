@@ -499,6 +499,11 @@ class Driver:
         if replica.core.second_leader:
             self._say_two_leaders(replica)
         ready = replica.core.take_ready()
+        replica.leads = ready.leads
+        if ready.became is not None:
+            replica.term = ready.became.term
+        if ready.configuration is not None:
+            replica.configuration = ready.configuration
         must_sync = False
         # Before the entries: should the journal's frame be cut between them, a log must not be of a later
         # term than its replica.

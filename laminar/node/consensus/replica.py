@@ -61,10 +61,12 @@ class Replica:
     """A group's member in this process, run by the driver."""
 
     __slots__ = (
+        "configuration",
         "core",
         "failure",
         "group",
         "leading",
+        "leads",
         "log",
         "machine",
         "name",
@@ -72,6 +74,7 @@ class Replica:
         "on_match",
         "quiesced",
         "replica_id",
+        "term",
         "wall_ms",
     )
 
@@ -106,8 +109,10 @@ class Replica:
         # Called after each input while a caller waits for more members to have an entry.
         self.on_match: Callable[[], None] | None = None
         self.failure: Exception | None = None
-        # As of the last `Ready`.
+        # As of the last `Ready`, one of which follows each input of the core. `leading` is its role, `leads`
+        # whether it takes proposals, which it does not while it hands over.
         self.leading = False
+        self.leads = False
         self.quiesced = False
         self.core = Core(
             cluster=cluster,
@@ -126,6 +131,9 @@ class Replica:
             make_noop=self._noop,
             trace=trace,
         )
+        self.term = self.core.term
+        self.configuration = self.core.configuration
+        """Voters and learners in force."""
 
     # -- proposing ---------------------------------------------------------------------
 
@@ -223,14 +231,9 @@ class Replica:
         return self.nodes.get(leader) if leader else None
 
     @property
-    def configuration(self) -> Configuration:
-        """Voters and learners in force."""
-        return self.core.configuration
-
-    @property
     def configuration_record(self) -> ConfigurationRecord:
         """Voters and learners in force, with their nodes."""
-        current = self.core.configuration
+        current = self.configuration
         return ConfigurationRecord(
             voters=tuple((member, self.nodes[member]) for member in current.voters),
             learners=tuple((member, self.nodes[member]) for member in current.learners),
@@ -239,7 +242,7 @@ class Replica:
 
     def lagging(self, index: int) -> list[str]:
         """Return the nodes whose replicas are not known to hold the log up to `index`. Leader only."""
-        current = self.core.configuration
+        current = self.configuration
         others = [member for member in (*current.voters, *current.learners) if member != self.replica_id]
         return sorted(self.nodes[member] for member in others if self.match_index(member) < index)
 
