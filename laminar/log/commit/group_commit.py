@@ -416,9 +416,9 @@ class GroupCommit:
                 self._worker.submit(self._write_frame)
         if durable:
             self._note_durable(number)
-        _answer(self._waiters, number)
         if any(cut.taken for cut in cuts) and not self._in_flight and not self._changes.pending:
             self._await_quiet()
+        _answer(self._waiters, number)
 
     def _synced(self, number: int) -> None:
         """Count everything up to `number` as synced; it counted as written before."""

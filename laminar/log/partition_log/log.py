@@ -291,6 +291,7 @@ class Log:
             StorageError: The log has failed.
         """
         self._check_works()
+        self._take_counted()  # so that it does not pile up
         entries = self._entries
         last_index, last_term = entries.last_index, entries.last_term
         next_offset, last_time = entries.next_offset, entries.last_append_time_ms
@@ -351,7 +352,6 @@ class Log:
             if last_index != entries.last_index:
                 entries.last_index, entries.last_term = last_index, last_term
                 entries.next_offset, entries.last_append_time_ms = next_offset, last_time
-                self._take_counted()  # so that what counts does not pile up
                 self._undurable.append((number, last_index, next_offset))
                 if interval:
                     self._note_unsynced(number)
