@@ -536,8 +536,11 @@ class Core:
             NotLeader: when we don't lead, or hand over.
         """
         self._leading()
+        return self._next_place()
+
+    def _next_place(self) -> Place:
         log = self._log
-        return Place(log.last_index + 1, self.term, log.last_term, log.committed_index)
+        return Place(log.last_index + 1, self._candidacy.term, log.last_term, log.committed_index)
 
     def propose(self, entries: Sequence[Entry], *, now_ms: int) -> None:
         """Append entries made for `place()` and the places after it; all of them or none.
@@ -758,6 +761,6 @@ class Core:
             configuration=configuration,
             recovered=recovered,
             written=Written(log.last_index, log.last_term, log.truncations),
-            leads=leadership is not None and not leadership.transfer_target,
+            place=None if leadership is None or leadership.transfer_target else self._next_place(),
             quiesced=candidacy.following.quiesced if leadership is None else leadership.quiescence.quiesced,
         )

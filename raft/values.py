@@ -178,8 +178,8 @@ class Ready(msgspec.Struct, frozen=True):
     `committed_index` is the new one. `reads` are (context, index): the commit index of the group at some
     instant after the request. `reads_failed` are contexts to be asked again elsewhere. `recovered`: record,
     with the next sync, that this replica is not recovering any more; a crash before that only leaves it
-    recovering. `written` is the log's end after step 1. `leads` is `Core.is_leader`, `quiesced` is
-    `Core.quiesced`.
+    recovering. `written` is the log's end after step 1. `place` is `Core.place()`, None if proposals
+    are not taken here. `quiesced` is `Core.quiesced`.
     """
 
     hard_state: HardState | None = None
@@ -195,5 +195,5 @@ class Ready(msgspec.Struct, frozen=True):
     configuration: Configuration | None = None
     recovered: bool = False
     written: Written = Written(0, 0, 0)
-    leads: bool = False
+    place: Place | None = None
     quiesced: bool = False

@@ -198,7 +198,7 @@ class Connection(asyncio.BufferedProtocol):
 
         A process that is killed looks like this, too. With TLS the loop ends the connection in any case.
         """
-        self._at_eof = True
+        self._at_eof = self._writer.room_awaited = True
         busy = self._writer.busy or self._waits_turn
         return not self._is_tls and busy and not self._writer.ends_with_peer
 
@@ -327,6 +327,7 @@ class Connection(asyncio.BufferedProtocol):
             begun += 1
         if position < size and not self._writer.stopped and self._body_view is None:
             self._tail = data[position:]
+            self._writer.room_awaited = True
 
     def _await_turn(self, flow: Flow) -> None:
         """Begin no request until the flow's next turn; what comes until then pauses reading."""
@@ -629,7 +630,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._paused_reading or self._at_eof or self._body_view is not None:
             return
         if self.transport is not None and not self.transport.is_closing():
-            self._paused_reading = True
+            self._paused_reading = self._writer.room_awaited = True
             self.transport.pause_reading()
 
     def _resume_reading(self) -> None:
@@ -640,7 +641,10 @@ class Connection(asyncio.BufferedProtocol):
 
     def _go_on(self) -> None:
         """Take the requests that waited in the tail, if there is room again, then read on."""
-        if not (self._paused_reading or self._tail or self._at_eof) or not self._has_room:
+        if not (self._paused_reading or self._tail or self._at_eof):
+            self._writer.room_awaited = False
+            return
+        if not self._has_room:
             return
         if self._tail:
             self._consume(self._tail)

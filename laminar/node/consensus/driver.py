@@ -248,10 +248,10 @@ class Driver:
             TooMuchUncommitted: when too many bytes wait to be committed.
             EntryTooLarge: when no message carries an entry of that size.
         """
-        if not self.is_current(replica):
-            raise NotLeader(0)
+        place = replica.place
+        if place is None or not self.is_current(replica):
+            raise NotLeader(replica.core.leader_id)
         now_ms, time_ms = self._clock.monotonic_ms(), max(replica.wall_ms(), not_before_ms)
-        place = replica.core.place()
         # A batch that cannot be stamped is refused alone: nothing has changed yet.
         entry = replica.stamped(frame, place, time_ms=time_ms, opens_segment=opens_segment)
         try:
@@ -499,7 +499,7 @@ class Driver:
         if replica.core.second_leader:
             self._say_two_leaders(replica)
         ready = replica.core.take_ready()
-        replica.leads = ready.leads
+        replica.place = ready.place
         if ready.became is not None:
             replica.term = ready.became.term
         if ready.configuration is not None:

@@ -66,12 +66,12 @@ class Replica:
         "failure",
         "group",
         "leading",
-        "leads",
         "log",
         "machine",
         "name",
         "nodes",
         "on_match",
+        "place",
         "quiesced",
         "replica_id",
         "term",
@@ -109,10 +109,10 @@ class Replica:
         # Called after each input while a caller waits for more members to have an entry.
         self.on_match: Callable[[], None] | None = None
         self.failure: Exception | None = None
-        # As of the last `Ready`, one of which follows each input of the core. `leading` is its role, `leads`
-        # whether it takes proposals, which it does not while it hands over.
+        # As of the last `Ready`, one of which follows each input of the core: whether it is the leader; the
+        # place of its next proposal, None if it takes none, as a leader that hands over.
         self.leading = False
-        self.leads = False
+        self.place: Place | None = None
         self.quiesced = False
         self.core = Core(
             cluster=cluster,

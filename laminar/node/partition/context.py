@@ -123,7 +123,7 @@ class PartitionContext:
     def leads(self) -> bool:
         """Whether appends are taken here: not while the state covers the log in part only."""
         replica = self.replica
-        return replica.leads and replica.failure is None and not self.state.left_out
+        return replica.place is not None and replica.failure is None and not self.state.left_out
 
     @property
     def voters(self) -> int:

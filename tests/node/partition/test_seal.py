@@ -28,6 +28,7 @@ from laminar.node.partition.state.succession import Input, OpenRecord, Output, S
 from laminar.node.transactions.participant import Batch as StagedBatch
 from laminar.node.transactions.participant import Participant
 from laminar.node.transactions.uploads import Uploads
+from raft.values import Place
 from tests.disks.fault_disk import FaultDisk
 from tests.log.histories import open_inline
 from tests.node.alone import VOTER, lone_partition, values
@@ -717,7 +718,7 @@ class Group:
         self.storage = open_inline(FaultDisk())
         self.log = self.storage.create_log("t-0", 1)
         replica: Any = SimpleNamespace(
-            leads=True,
+            place=Place(2, 1, 1, 1),
             term=1,
             failure=None,
             configuration=VOTERS.configuration(),
@@ -759,13 +760,14 @@ class Group:
 
     def next_leader(self, entries: int) -> None:
         """Another one leads, which lacks the last entries; then this replica leads again."""
-        self.replica.leads = False
+        self.replica.place = None
         self.partition.led(False)
         index = max(self.log.last_index + 1 - entries, self.partition.committed_index + 1)
         if index <= self.log.last_index:
             self.log.truncate(index)
             self.partition.truncated(index)
-        self.replica.leads, self.replica.term = True, self.replica.term + 1
+        self.replica.term += 1
+        self.replica.place = Place(self.log.last_index + 1, self.replica.term, self.log.last_term, 1)
         self.partition.led(True)
 
 
