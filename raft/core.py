@@ -536,11 +536,8 @@ class Core:
             NotLeader: when we don't lead, or hand over.
         """
         self._leading()
-        return self._next_place()
-
-    def _next_place(self) -> Place:
         log = self._log
-        return Place(log.last_index + 1, self._candidacy.term, log.last_term, log.committed_index)
+        return Place(log.last_index + 1, self.term, log.last_term, log.committed_index)
 
     def propose(self, entries: Sequence[Entry], *, now_ms: int) -> None:
         """Append entries made for `place()` and the places after it; all of them or none.
@@ -747,6 +744,9 @@ class Core:
             became = Became(*new_role)
         if log.configurations.current is not self._reported_configuration:
             configuration = self._reported_configuration = log.configurations.current
+        place = None
+        if leadership is not None and not leadership.transfer_target:
+            place = Place(log.last_index + 1, candidacy.term, log.last_term, log.committed_index)
         return Ready(
             hard_state,
             truncate_from,
@@ -761,6 +761,6 @@ class Core:
             configuration=configuration,
             recovered=recovered,
             written=Written(log.last_index, log.last_term, log.truncations),
-            place=None if leadership is None or leadership.transfer_target else self._next_place(),
+            place=place,
             quiesced=candidacy.following.quiesced if leadership is None else leadership.quiescence.quiesced,
         )
