@@ -49,6 +49,8 @@ async def test_durability_is_counted_per_entry(storage: Storage) -> None:
     assert log.durable_index >= 1
     await storage.sync()
     assert 2 == log.durable_index
+    log.append([frame_for(log, [b"c"])])
+    assert 2 == log.durable_index
 
 
 async def test_what_counts_is_not_kept_where_no_one_asks_for_it(storage: Storage) -> None:
