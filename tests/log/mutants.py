@@ -187,6 +187,14 @@ MUTANTS = (
         f"{RESTARTS}::test_pitfall_31_an_entry_of_a_later_term_behind_another_predecessor_is_refused",
     ),
     _one(
+        "an entry counts with the frame before its own",
+        "partition_log.log",
+        "Log._take_counted",
+        "waiting[0][0] <= counted",
+        "waiting[0][0] <= counted + 1",
+        "tests/log/partition_log/test_log.py::test_durability_is_counted_per_entry",
+    ),
+    _one(
         "acknowledged before the sync",
         "commit.group_commit",
         "GroupCommit._write_frame",

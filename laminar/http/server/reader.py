@@ -198,7 +198,7 @@ class Connection(asyncio.BufferedProtocol):
 
         A peer that was killed looks the same. With TLS the loop closes the connection in any case.
         """
-        self._at_eof = True
+        self._at_eof = self._writer.room_awaited = True
         busy = self._writer.busy or self._waits_turn
         return not self._is_tls and busy and not self._writer.ends_with_peer
 
@@ -331,6 +331,7 @@ class Connection(asyncio.BufferedProtocol):
             begun += 1
         if position < size and not self._writer.stopped and self._body_view is None:
             self._tail = data[position:]
+            self._writer.room_awaited = True
 
     def _await_turn(self, flow: Flow) -> None:
         """Begin no request until the flow's next turn; bytes that arrive before it pause reading."""
@@ -633,7 +634,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._paused_reading or self._at_eof or self._body_view is not None:
             return
         if self.transport is not None and not self.transport.is_closing():
-            self._paused_reading = True
+            self._paused_reading = self._writer.room_awaited = True
             self.transport.pause_reading()
 
     def _resume_reading(self) -> None:
@@ -644,7 +645,10 @@ class Connection(asyncio.BufferedProtocol):
 
     def _go_on(self) -> None:
         """Begin the requests that waited in the tail, if there is room again, then continue reading."""
-        if not (self._paused_reading or self._tail or self._at_eof) or not self._has_room:
+        if not (self._paused_reading or self._tail or self._at_eof):
+            self._writer.room_awaited = False
+            return
+        if not self._has_room:
             return
         if self._tail:
             self._consume(self._tail)

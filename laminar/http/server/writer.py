@@ -81,8 +81,8 @@ _LONGEST_KEPT_LENGTH: Final = 4096
 class ResponseWriter:
     """The answers of one connection.
 
-    It calls `on_room` when there may be room for further requests, and `on_end` when the last answer is
-    written.
+    It calls `on_room` when there may be room for further requests and `room_awaited` says that some may wait
+    for it, and `on_end` when the last answer is written.
     """
 
     __slots__ = (
@@ -103,6 +103,7 @@ class ResponseWriter:
         "paused",
         "pending",
         "reserved_bytes",
+        "room_awaited",
         "stopped",
         "transport",
         "write_callback",
@@ -118,6 +119,7 @@ class ResponseWriter:
         self.address = ""
         self._server = server
         self._room = on_room
+        self.room_awaited = False
         self._end = on_end
         self.pending: deque[Exchange] = deque()
         self.expected_bytes = 0  # the sum of `Exchange.expected`, over reads whose answer is not made
@@ -248,7 +250,8 @@ class ResponseWriter:
                 self.release(exchange.reserved)
             self._write(exchange, response)
         self.flush()
-        self._room()
+        if self.room_awaited:
+            self._room()
 
     def release(self, reserved: int) -> None:
         """Return what was reserved for a body to the budget."""

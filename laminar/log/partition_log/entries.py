@@ -155,6 +155,10 @@ class LogEntries:
         assert self.start.index < index <= self.last_index, f"row {index} of {self!r}"
         return self.segment_of(index).index_entry(index)
 
+    def size(self, index: int) -> int:
+        """Return the bytes of an entry that the log holds. May wait for the disk, as `index_entry`."""
+        return self.index_entry(index).size
+
     def offset_after(self, index: int) -> int:
         """Return the offset after an entry that the log holds; the log's first offset if it is before these.
 

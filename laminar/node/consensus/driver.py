@@ -40,7 +40,7 @@ from laminar.node.transport.transport import Address, Channel, Peer, ProtocolErr
 from raft.configuration import ConfigurationRefused
 from raft.core import Core
 from raft.messages import AnyMessage
-from raft.values import EntryTooLarge, NotLeader, Role, TooMuchUncommitted
+from raft.values import EntryTooLarge, NotLeader, Role, TooMuchUncommitted, Written
 
 _log = logging.getLogger("laminar.driver")
 
@@ -57,9 +57,8 @@ MOST_NOTICES = 64
 # By how much the term of a replica is raised whose log is an older copy: above all terms in which it may have
 # voted (each term takes an election, and a copy that only leaders recognise is minutes old).
 TERMS_FORGOTTEN = 1 << 14
-# A replica, and the messages that may leave once it is durable up to (index, term), as written after that
-# number of truncations.
-_Waiting = tuple[Replica, list[AnyMessage], int, int, int]
+# By replica that waits for a sync: the messages that leave then, and up to where its log is durable then.
+_Waiting = dict[Replica, tuple[list[AnyMessage], Written]]
 
 
 class Driver:
@@ -104,14 +103,13 @@ class Driver:
         self._loop = asyncio.get_running_loop()
         self._bad = LimitedLog(_log, now_s=self._loop.time)
         self.replicas: dict[bytes, Replica] = {}
-        self._turn_scheduled = False
-        # Replicas that wait for a sync, with the messages that leave then.
-        self._waiting: dict[Replica, list[AnyMessage]] = {}
+        # What waits for the sync that the end of this turn requests.
+        self._waiting: _Waiting = {}
         self._outbox = Outbox(
             transport,
             address_of=address_of,
             is_current=self.is_current,
-            turn=self._schedule_turn,
+            turn=storage.schedule_turn_end,
             on_unsendable=self._unsendable,
         )
         self._deadlines = Deadlines()
@@ -252,21 +250,22 @@ class Driver:
             TooMuchUncommitted: if too many bytes wait to be committed.
             EntryTooLarge: if the entry is larger than a message may be.
         """
-        if not self.is_current(replica):
-            raise NotLeader(0)
+        place = replica.place
+        if place is None or not self.is_current(replica):
+            raise NotLeader(replica.core.leader_id)
+        now_ms, time_ms = self._clock.monotonic_ms(), max(replica.wall_ms(), not_before_ms)
         # A batch that cannot be stamped is refused alone: nothing has changed yet.
-        entry, base_offset = replica.stamped(frame, opens_segment=opens_segment, not_before_ms=not_before_ms)
-        place = entry.index, entry.term, base_offset
+        entry = replica.stamped(frame, place, time_ms=time_ms, opens_segment=opens_segment)
         try:
-            replica.core.propose([entry], now_ms=self._clock.monotonic_ms())
+            replica.core.propose([entry], now_ms=now_ms)
         except REFUSALS:
             raise
         except Exception as error:  # noqa: BLE001  # stops this replica
             self.stop_replica(replica, error)
-            return place
-        self.proposals += 1
-        self.process_ready(replica)
-        return place
+        else:
+            self.proposals += 1
+            self.process_ready(replica)
+        return place.index, place.term, entry.data.header.base_offset
 
     def propose_configuration(self, replica: Replica, record: ConfigurationRecord) -> None:
         """Propose a Raft configuration that differs from the present one by one step.
@@ -512,6 +511,11 @@ class Driver:
         if replica.core.second_leader:
             self._say_two_leaders(replica)
         ready = replica.core.take_ready()
+        replica.place = ready.place
+        if ready.became is not None:
+            replica.term = ready.became.term
+        if ready.configuration is not None:
+            replica.configuration = ready.configuration
         must_sync = False
         # Before the entries: should the journal's frame be cut between them, a log must not be of a later
         # term than its replica.
@@ -541,8 +545,11 @@ class Driver:
         for append in ready.appends:
             self._outbox.append(replica, append)
         if must_sync or ready.messages_after_sync:
-            self._waiting.setdefault(replica, []).extend(ready.messages_after_sync)
-            self._schedule_turn()
+            before = self._waiting.get(replica)
+            messages = [] if before is None else before[0]
+            messages.extend(ready.messages_after_sync)
+            self._waiting[replica] = messages, ready.written
+            self._storage.schedule_turn_end()
         if ready.became is not None:
             self._note_role(replica, leading=ready.became.role is Role.LEADER)
         if ready.committed_index is not None:
@@ -659,26 +666,19 @@ class Driver:
             self.on_control(replica, message)
         self._outbox.control(replica, message)
 
-    def _schedule_turn(self) -> None:
-        if not self._turn_scheduled and not self._stopped:
-            self._turn_scheduled = True
-            self._storage.schedule_turn_end()
-
     def _end_turn(self) -> None:
-        if not self._turn_scheduled:
-            return  # what was recorded is not of our replicas
-        self._turn_scheduled = False
         if self._stopped:
             return
         # First: a follower's sync takes as long as ours, and begins later.
-        try:
-            self._outbox.flush()
-        except Exception as error:  # noqa: BLE001  # ends the process
-            self._fail_process(error)
-            return
+        if self._outbox.is_due:
+            try:
+                self._outbox.flush()
+            except Exception as error:  # noqa: BLE001  # ends the process
+                self._fail_process(error)
+                return
         if self._waiting:
             self._wait()
-        else:
+        elif self.receive_budget.turn_bytes:
             self.receive_budget.forget()
 
     def _wait(self) -> None:
@@ -687,15 +687,11 @@ class Driver:
         For logs with the flush policy `interval` a write is enough, unless other logs need a sync anyway.
         """
         waiting, self._waiting = self._waiting, {}
-        each = [
-            (replica, messages, replica.log.last_index, replica.log.last_term, replica.core.truncations)
-            for replica, messages in waiting.items()
-        ]
         self.syncs += 1
         held = self.receive_budget.hold() if self.receive_budget.turn_bytes else 0
-        self._storage.when_stored(lambda failure: self._synced(failure, each, held))
+        self._storage.when_stored(lambda failure: self._synced(failure, waiting, held))
 
-    def _synced(self, failure: BaseException | None, waiting: list[_Waiting], held: int) -> None:
+    def _synced(self, failure: BaseException | None, waiting: _Waiting, held: int) -> None:
         """Advance the cores of what a sync covers; `held` bytes of the receive budget waited for it."""
         if held:
             self.receive_budget.release(held)
@@ -706,19 +702,19 @@ class Driver:
             self._fail_process(failure)
             return
         try:
-            for replica, messages, index, term, truncations in waiting:
+            for replica, (messages, written) in waiting.items():
                 if not self.is_current(replica):
                     continue
                 for message in messages:
                     self._queue_control(replica, message)
                 try:
-                    replica.core.persisted(index=index, term=term, truncations=truncations)
+                    replica.core.persisted(written)
                 except Exception as error:  # noqa: BLE001  # stops this replica
                     self.stop_replica(replica, error)
                 else:
                     self.process_ready(replica)
             # Answers to what just became durable leave now, not at the end of another turn.
-            if self._turn_scheduled:
+            if self._outbox.is_due:
                 self._outbox.flush()
         except Exception as error:  # noqa: BLE001  # ends the process
             self._fail_process(error)

@@ -79,6 +79,7 @@ class AppendRoutes:
         new_ids: NewIds | None = None,
     ) -> None:
         self._services = services
+        self._now_ms = services.clock.wall_ms
         self._exchange = exchange
         self._leaders = leaders
         self._topics = topics
@@ -115,7 +116,10 @@ class AppendRoutes:
 
     def _here(self, request: Request, partition: Partition) -> Response | Awaitable[Response]:
         if self._decoding.at_once(request, partition):
-            append = self._parse(request, if_short=True)
+            append: Append | None = request.parsed
+            if append is None:
+                limits, keyed = self._limits_for(request) if PART in request.headers else (self.limits, False)
+                append = parse_if_short(request, limits=limits, now_ms=self._now_ms, keyed=keyed)
             if append is not None:
                 return self._appended(request, partition, append)
 
@@ -205,20 +209,17 @@ class AppendRoutes:
         Raises:
             Problem: 400, 413 or 422.
         """
-        append = self._parse(request)
-        assert append is not None, "a body that was to be read whatever it takes"
-        return append
-
-    def _parse(self, request: Request, *, if_short: bool = False) -> Append | None:
-        """Decode a body; with `if_short` return None instead if decoding would take long."""
         if request.parsed is not None:
             append: Append = request.parsed
             return append
-        limits, keyed = self.limits, False
-        if _is_part(request):
-            limits, keyed = self._part_limits, request.headers[PART] == KEYED
-        parse = parse_if_short if if_short else parse_append
-        return parse(request, limits=limits, now_ms=self._services.clock.wall_ms, keyed=keyed)
+        limits, keyed = self._limits_for(request)
+        return parse_append(request, limits=limits, now_ms=self._now_ms, keyed=keyed)
+
+    def _limits_for(self, request: Request) -> tuple[Limits, bool]:
+        """Return the limits of a body, and whether its batches may have idempotency keys."""
+        return (
+            (self._part_limits, request.headers[PART] == KEYED) if _is_part(request) else (self.limits, False)
+        )
 
     def _append_frames(
         self,
