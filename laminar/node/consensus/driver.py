@@ -254,7 +254,7 @@ class Driver:
         if place is None or not self.is_current(replica):
             raise NotLeader(replica.core.leader_id)
         now_ms, time_ms = self._clock.monotonic_ms(), max(replica.wall_ms(), not_before_ms)
-        # A batch that cannot be stamped is refused alone: nothing has changed yet.
+        # If stamping raises, only this batch is refused: nothing has changed yet.
         entry = replica.stamped(frame, place, time_ms=time_ms, opens_segment=opens_segment)
         try:
             replica.core.propose([entry], now_ms=now_ms)
@@ -669,7 +669,7 @@ class Driver:
     def _end_turn(self) -> None:
         if self._stopped:
             return
-        # First: a follower's sync takes as long as ours, and begins later.
+        # Send before the sync: a follower's sync takes as long as ours and begins when it gets the entries.
         if self._outbox.is_due:
             try:
                 self._outbox.flush()
@@ -692,7 +692,10 @@ class Driver:
         self._storage.when_stored(lambda failure: self._synced(failure, waiting, held))
 
     def _synced(self, failure: BaseException | None, waiting: _Waiting, held: int) -> None:
-        """Advance the cores of what a sync covers; `held` bytes of the receive budget waited for it."""
+        """Notify the cores that a sync has finished, and send the messages that waited for it.
+
+        `held` bytes of the receive budget waited for the sync, too, and are released.
+        """
         if held:
             self.receive_budget.release(held)
         if self._stopped:
@@ -779,7 +782,7 @@ class Driver:
         """Start the elections that the throttle allows now, and set the alarm for the next one."""
         while (replica := self._throttle.next(now_ms)) is not None:
             if not replica.leading:
-                # The core does nothing if the leader was heard meanwhile: then its deadline has moved.
+                # If the leader was heard from meanwhile, the deadline has moved and the core does nothing.
                 self._step(replica, lambda core: core.expire(now_ms=now_ms))
             else:
                 self.process_ready(replica)
@@ -822,7 +825,7 @@ class Driver:
             self._deliver_notices()
 
     def _deliver_notices(self) -> None:
-        """Notify groups of members that are gone: a portion now, and the rest in later turns."""
+        """Notify groups of members that are gone or back: some groups now, the rest in later turns."""
         if self._quiescence.notices and not self._delivering:
             self._deliver_portion()
 

@@ -74,9 +74,9 @@ class Outbox:
     """The outgoing messages of one process.
 
     `turn()` is called when there is something to flush (`is_due`); `is_current(replica)` says whether the
-    driver still drives that replica. `on_unsendable(group, error)` is called for a message that cannot be put
-    into a frame, which is dropped. `address_of(node, replica)` gives the address of the process on `node`
-    that owns the replica's group, or None while it is not known.
+    driver still runs that replica. `on_unsendable(group, error)` is called for a message that cannot be put
+    into a frame, which is dropped. `address_of(node, replica)` returns the address of the process on `node`
+    that owns the replica's group, or None while it is unknown.
     """
 
     def __init__(

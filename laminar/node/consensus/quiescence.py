@@ -108,8 +108,9 @@ class Notice(NamedTuple):
 class Quiescence:
     """The quiesced groups of one process, and the processes that they depend on.
 
-    `replicas` are those that the process drives. `address_of(node, replica)` and `address_of_peer(peer)` give
-    addresses, or None while they are not known. After a call that may produce notices, `notices` has them.
+    `replicas` are those that the process runs. `address_of(node, replica)` and `address_of_peer(peer)` return
+    addresses, or None while these are unknown. Some calls produce notices for groups; `notices` has those
+    that are not delivered yet.
     """
 
     def __init__(
@@ -137,7 +138,7 @@ class Quiescence:
         self._sought_by: dict[Replica, Sequence[Address]] = {}
         self._sought: Counter[Address] = Counter()
         self._next_grace_ms = 0
-        # By group: the members of which it is still to be notified.
+        # By group, the members about which the group is still to be notified.
         self.notices: dict[bytes, list[int]] = {}
         self._spread_ms = 0
         self.unquiesced = 0
@@ -457,6 +458,6 @@ class Quiescence:
         return taken
 
     def take_notice_of(self, replica: Replica) -> Notice | None:
-        """Take the notice of one group before its turn: a message or a request waits for it."""
+        """Remove and return the notice of one group, because a message or a request waits for it."""
         members = self.notices.pop(replica.group, None)
         return Notice(replica, members, self._spread_ms) if members is not None else None

@@ -202,7 +202,7 @@ class Replica:
         self.machine.truncated(index)
 
     def append(self, entries: Sequence[Entry]) -> None:
-        """Append to the log in memory and apply to the state machine."""
+        """Append entries to the log in memory and apply them to the state machine."""
         batches: list[StampedBatch] = [entry.data for entry in entries]
         self.log.append([batch.frame for batch in batches])
         for frame, header in batches:
@@ -238,7 +238,7 @@ class Replica:
 
     @property
     def configuration_record(self) -> ConfigurationRecord:
-        """Voters and learners in force, with their nodes."""
+        """The group's present configuration, with the nodes of voters and learners."""
         current = self.configuration
         return ConfigurationRecord(
             voters=tuple((member, self.nodes[member]) for member in current.voters),
@@ -247,7 +247,7 @@ class Replica:
         )
 
     def lagging(self, index: int) -> list[str]:
-        """Return the nodes whose replicas are not known to hold the log up to `index`. Leader only."""
+        """Return the nodes whose replicas are not known to have the log up to `index`. Leader only."""
         current = self.configuration
         others = [member for member in (*current.voters, *current.learners) if member != self.replica_id]
         return sorted(self.nodes[member] for member in others if self.match_index(member) < index)

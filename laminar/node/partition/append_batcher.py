@@ -114,7 +114,7 @@ class AppendBatcher:
             self._propose_together(appends)
 
     def _propose_together(self, appends: Sequence[_PendingAppend]) -> None:
-        """Propose one batch of these appends; each of them is answered, whatever goes wrong."""
+        """Propose these appends as one batch; if that fails, fail the future of each of them."""
         waiting = [(append.future, len(append.records.values)) for append in appends]
         try:
             frame = join([append.records for append in appends])

@@ -73,7 +73,7 @@ class IdempotencyKeys:
         return max(0, oldest.time_ms + KEPT_MS - now_ms)
 
     def complete_from_ms(self, now_ms: int) -> int:
-        """Return the time (ms) since which every appended key is here; older ones may be forgotten."""
+        """Return the append time (ms) since which all keys are in the table; older ones may be forgotten."""
         if len(self.by_key) < MAX_KEYS:
             return now_ms - AGE_MS
         return next(iter(self.by_key.values())).time_ms
@@ -81,8 +81,9 @@ class IdempotencyKeys:
     def appended(self, header: Header, *, delayed: tuple[int, int] | None = None) -> None:
         """Apply a batch of records, with a key or without, that is now the log's last entry.
 
-        Each ends the time of old keys; to an empty table one without a key does nothing. `delayed` are the
-        number of the first record and their count, if they are delayed.
+        A batch without a key may change the table, too, because old keys expire by its append time; it does
+        nothing to an empty table. `delayed` are the number of the first record and the count of records, if
+        they are delayed.
         """
         keyed = bool(header.flags & Flag.KEYED)
         self._expire(header.index, header.append_time_ms, at_most=MAX_KEYS - keyed)
