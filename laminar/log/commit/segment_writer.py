@@ -258,6 +258,7 @@ class SegmentWriter:
             files.unsynced = False
 
     def _flush(self, groups: dict[SegmentFile, _Group]) -> None:
+        self._make_directories(groups.values())
         while groups:
             segment = next(iter(groups))
             self._write(segment, groups[segment])
@@ -282,6 +283,30 @@ class SegmentWriter:
             self._refused(files, error)
         else:
             self._add_dirty(segment, files)
+
+    def _make_directories(self, groups: Iterable[_Group]) -> None:
+        """Make the directories of logs that get their first entries together, with one sync for all.
+
+        Made one by one, ten thousand new logs would take twenty thousand syncs, and commits would wait for
+        this thread meanwhile.
+        """
+        new = {
+            files.directory: files
+            for files in (group.files for group in groups)
+            if not files.made and files.failure is None and files.log_id not in self._gone
+        }
+        if len(new) < 2:
+            return
+        try:
+            self._disk.make_directories(list(new))
+        except DiskError as error:
+            if error.operation.startswith("sync"):
+                # It covered all of them, and a second sync might succeed without having written anything.
+                for files in new.values():
+                    self._fail(files, error)
+            return  # else each log tries its own, and fails or waits alone
+        for files in new.values():
+            files.made = True
 
     def make_directory(self, files: LogFiles) -> None:
         """Make the log's directory, unless it exists; called with the log's first entry."""
