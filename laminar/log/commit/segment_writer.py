@@ -327,12 +327,8 @@ class SegmentWriter:
             owner = self._waiting.pop(oldest)
             if owner.failure is None and oldest.unsynced:
                 try:
-                    oldest.prepare_sync()
-                    oldest.sync()
+                    oldest.sync_data()
                 except DiskError as error:
-                    if self._waits_for_room(error):
-                        self._waiting[oldest] = owner  # with the next segment
-                        return
                     self._fail(owner, error)
 
     def _waits_for_room(self, error: DiskError) -> bool:
