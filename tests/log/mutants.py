@@ -344,6 +344,14 @@ MUTANTS = (
         MACHINE,
     ),
     _one(
+        "after a failed sync of new directories each is made and synced again",
+        "commit.segment_writer",
+        "SegmentWriter._make_directories",
+        'error.operation.startswith("sync")',
+        "False",
+        "tests/log/commit/test_new_directories.py",
+    ),
+    _one(
         "the directories of segments are not synced",
         "commit.segment_writer",
         "SegmentWriter.sync",

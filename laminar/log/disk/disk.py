@@ -115,6 +115,13 @@ class Disk(Protocol):
     def make_directory(self, path: str) -> None:
         """Make a directory and its parents; all new names are durable on return."""
 
+    def make_directories(self, paths: Sequence[str]) -> None:
+        """Make directories, whose names are durable on return, in one that exists and is durable.
+
+        One sync covers all of them. If it fails, none of them is to be relied on; if another error is raised,
+        some may be made.
+        """
+
     def sync_directory(self, path: str) -> None:
         """Make all changes of names in a directory durable."""
 
@@ -329,6 +336,17 @@ class RealDisk:
                 raise DiskError.of("make directory", directory, error) from error
             self.sync_directory(os.path.dirname(directory) or ".")
 
+    def make_directories(self, paths: Sequence[str]) -> None:
+        """Make directories beside each other, and sync the one that they are in."""
+        for path in paths:
+            try:
+                os.mkdir(path, 0o750)
+            except FileExistsError:
+                pass  # made by an attempt that failed later
+            except OSError as error:
+                raise DiskError.of("make directory", path, error) from error
+        self.sync_directory(os.path.dirname(paths[0]))
+
     def sync_directory(self, path: str) -> None:
         """Make all changes of names in a directory durable."""
         try:
@@ -439,6 +457,10 @@ class ReadOnlyDisk(RealDisk):
     def make_directory(self, path: str) -> None:
         """Refuse to make a directory."""
         raise self._refusal("make directory", path)
+
+    def make_directories(self, paths: Sequence[str]) -> None:
+        """Refuse to make directories."""
+        raise self._refusal("make directory", paths[0])
 
     def rename(self, old: str, new: str) -> None:
         """Refuse to rename."""

@@ -20,6 +20,7 @@ from laminar.log.format.index_entry import (
     row_offsets,
     row_term,
     unpack_frame_row,
+    unpack_frame_rows,
     unpack_row,
     whole_rows,
 )
@@ -171,6 +172,19 @@ class Segment:
             for slot in range(place, min(len(rows) // ROW_SIZE, place + last_index - index + 1)):
                 yield unpack_row(rows, slot, index)
                 index += 1
+
+    def frame_rows(self, first_index: int, last_index: int) -> Iterator[tuple[int, int, int, int]]:
+        """Yield (term, position, size, kind) of a range, without an object for each row.
+
+        Raises:
+            IndexNotCached: One is not in memory.
+        """
+        index = first_index
+        while index <= last_index:
+            rows, place = self.rows_at(index - self.first_index)
+            count = min(len(rows) // ROW_SIZE - place, last_index - index + 1)
+            yield from unpack_frame_rows(rows, place, count)
+            index += count
 
     def index_entry(self, index: int) -> IndexEntry:
         """Return the index entry of an entry; may read the index file.
