@@ -24,7 +24,7 @@ import pytest
 import uvloop
 
 from laminar.testing import nodes
-from tests import guards, pure_only
+from tests import guards, pure_only, quick_tls
 from tests.nets import ClusterNet, claim_net
 from tests.warm_start import EXECUTED, Servers
 
@@ -65,6 +65,7 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("ci")
 
 pure_only.guard_monkeypatch()
+quick_tls.share_context()
 
 run_key = pytest.StashKey[str]()
 data_key = pytest.StashKey[Path | None]()
