@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Topic = laminar.Topic[bytes]
 Start = Callable[..., "StreamingQuery"]
-PATIENCE_S = 60
+PATIENCE_S = 150
 
 
 def fill(topic: Topic, count: int, *, first: int = 0) -> None:
@@ -149,7 +149,7 @@ def test_available_now_ends_while_the_log_grows(
         while not enough.is_set():
             fill(topic, 20, first=sent[0])
             sent[0] += 20
-            enough.wait(0.02)
+            enough.wait(0.1)
 
     growing = threading.Thread(target=grow)
     growing.start()
