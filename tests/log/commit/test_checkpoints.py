@@ -190,7 +190,7 @@ async def test_small_journal_files_are_checkpointed_before_their_number_refuses_
             log.append([frame_for(log, [b"%d" % number * 10_000])])
             await storage.sync()
             # Nothing more is appended meanwhile: what was due must come by itself.
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 while storage.refusal is not None:
                     await storage.sync()
                     await asyncio.sleep(0.001)

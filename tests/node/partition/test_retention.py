@@ -110,6 +110,8 @@ async def test_records_given_up_are_gone_and_what_they_led_to_is_not(tmp_path: P
         await partition.cursor_commands.set("billing", 3, expected=None, check=False, owner="me", now_ms=5)
         before = partition.log.size_bytes
         producers = partition.producers.stored()
+        await partition.context.driver._storage.sync()
+        await partition.context.driver._storage.checkpoint()  # all entries are in their segments now
         files = {path.name for path in (tmp_path / "logs").rglob("*.log")}
 
         await partition.start_mover.propose(await partition.start_mover.index_before(17))
