@@ -1,4 +1,4 @@
-"""`laminar serve` and `laminar config`: a node, with a flag for every setting of the table.
+"""`laminar serve` and `laminar config`: run a node, with a flag for every setting, or show the settings.
 
 The flags are made from `laminar.node.host.settings.SETTINGS`, so they cannot differ from the documented
 settings. That module also merges flags, environment and file, and checks the values.

@@ -29,7 +29,7 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """One partition: its records, their bytes (keys and values), its share of all records, its times."""
+    """The load of one partition: its records, their bytes, its share of all records, first and last time."""
 
     partition: int
     records: int

@@ -35,7 +35,7 @@ class EndOffsetTracker:
     REFRESH_S: Final = 5.0
 
     def __init__(self, cluster: Cluster, options: Options, ids: Mapping[Partition, str]) -> None:
-        """Track `ids`, those of the partitions that the query has read by Spark's journal.
+        """Track `ids`: the ids of the partitions that the query has read, according to Spark's journal.
 
         No offset is known before the first `refresh`.
         """

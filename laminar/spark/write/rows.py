@@ -31,8 +31,8 @@ OPEN_BYTES: Final = 32 << 20
 class Partitioner:
     """The choice of a partition for each row of one topic, as the client's producers choose it.
 
-    `route` is the topic's. Rows without a key begin at the partition of place `first` in it, modulo the
-    number of its partitions.
+    `route` is the topic's. Rows without a key go to one partition for each Arrow record batch, in turn; the
+    first is the partition at index ``first % len(route.numbers)`` of the route.
     """
 
     def __init__(self, route: Route, *, first: int) -> None:

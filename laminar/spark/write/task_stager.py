@@ -229,7 +229,7 @@ class TaskStager:
 def cut_anew(stage: Stage, route: Route, *, spread: int) -> list[Stage]:
     """Return the rows of a stage as stages for the partitions of another route, in order.
 
-    Rows without a key go to the partition of place `spread`, modulo the number of partitions.
+    Rows without a key go to the partition at index `spread` of the route, modulo the number of partitions.
     """
     topic, _, frame, _ = stage
     batch = Batch(memoryview(frame))

@@ -71,7 +71,7 @@ def create(
 
 
 def start_of(text: str) -> str | int | dict[str, str]:
-    """Return the value of the setting `start` for the option's text. Raises `UsageError` if it is none."""
+    """Return the channel's setting `start` for the text of ``--start``. Raises `UsageError` if malformed."""
     if text in ("earliest", "latest"):
         return text
     kind, colon, name = text.partition(":")
@@ -81,7 +81,7 @@ def start_of(text: str) -> str | int | dict[str, str]:
 
 
 def until_of(text: str) -> int:
-    """Return the value of the setting `until` for the option's text. Raises `UsageError` if it is none."""
+    """Return the channel's setting `until` (ms since 1970) for the text of ``--until``. Raises `UsageError`."""
     return _time_of("--until", "-0s" if text == "now" else text, "now, -1h, or a time")
 
 

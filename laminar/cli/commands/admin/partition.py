@@ -19,10 +19,10 @@ LEADER_WAIT_S = 30.0
 
 
 def place_of(text: str) -> tuple[str, int]:
-    """Return topic and number of TOPIC/PARTITION.
+    """Return the topic and the partition's number in a text TOPIC/PARTITION.
 
     Raises:
-        UsageError: it is none.
+        UsageError: the text does not have that form.
     """
     topic, slash, number = text.rpartition("/")
     if not slash or not topic or not number.isascii() or not number.isdigit():

@@ -22,10 +22,10 @@ class Line:
 
 
 def fine(check: str, finding: str, *, where: str = HERE) -> Line:
-    """Return the line of a check that found no fault."""
+    """Return the line of a check that found no fault; `finding` says what it found, `where` on which node."""
     return Line("ok", check, where, finding)
 
 
 def wrong(check: str, finding: str, do: str, *, where: str = HERE) -> Line:
-    """Return the line of a fault, with what to do."""
+    """Return the line of a check that found a fault: what it found, what to `do`, and `where`."""
     return Line("warning", check, where, finding, do)
