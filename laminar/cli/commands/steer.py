@@ -39,7 +39,8 @@ def status(*, listing: Listing = AS_TABLE) -> None:
 def interface_rows(found: InterfaceStatus) -> list[dict[str, Any]]:
     """Return the table's lines for one network interface.
 
-    There is a line for each address whose packets XDP steers, or one line with the reason why none are."""
+    There is a line for each address whose packets XDP steers, or one line with the reason why none are.
+    """
     interface = found.interface
     base = {"interface": interface.name, "mode": interface.xdp_mode or "-"}
     if not found.ours:

@@ -81,7 +81,7 @@ def start_of(text: str) -> str | int | dict[str, str]:
 
 
 def until_of(text: str) -> int:
-    """Return the channel's setting `until` (ms since 1970) for the text of ``--until``. Raises `UsageError`."""
+    """Return the setting `until` (ms since 1970) for the text of ``--until``. Raises `UsageError`."""
     return _time_of("--until", "-0s" if text == "now" else text, "now, -1h, or a time")
 
 
