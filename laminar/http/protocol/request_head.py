@@ -33,12 +33,12 @@ _SINGLE: Final = frozenset(
 
 
 class RequestHead:
-    """A request line and its headers; shared between requests, so it must not be changed.
+    """A request line and its headers; requests with equal heads share it, so it must not be changed.
 
-    `headers` has lower-case names; repeated ones are joined by ``", "``.
-    `content_length` is 0 without a body and for a chunked one. `segments` is
-    the path split at ``/`` and then percent-decoded, so an encoded slash stays
-    inside its segment. `memo` belongs to the application (routing).
+    `headers` has lower-case names; values of a repeated header are joined by ``", "``. `content_length` is 0
+    without a body and for a chunked one. `segments` is the path split at ``/`` and then percent-decoded, so
+    an encoded slash stays inside its segment. In `memo` the application stores the route and the principal
+    that it found for the head.
     """
 
     __slots__ = (
@@ -76,7 +76,7 @@ class RequestHead:
 
 
 class _Collector:
-    """A receiver of what httptools reports of one head."""
+    """The callbacks of httptools for one head: they collect the target and the headers that it reports."""
 
     __slots__ = ("begun", "body", "headers", "target")
 

@@ -39,12 +39,13 @@ PIECE_BYTES: Final = 1 << 20
 
 
 class Exchange:
-    """A request that waits for its turn to be answered: its head, and the answer or the future of the answer.
+    """A request and its answer, from when the request was passed on until the answer is written.
 
-    In bytes: `reserved` is counted in the budget for its body, `expected` is how large the answer of a read
-    may be that a `flow` has begun, and `held` is counted in the budget for the answer once it is made. With
-    `ends_with_peer` the future is cancelled if the peer is gone before, or sends nothing more. `make` makes
-    the answer of the future's result; None: it is the result.
+    `result` is the answer, or a future of it. If `make` is not None, it makes the answer from the future's
+    result. `reserved` is the number of bytes counted in the budget of bodies for the request, and `held` that
+    in the budget of answers for the answer, once it is made. For a read that is not answered yet, `expected`
+    is the largest size of the answer in bytes, and `flow` is the flow that counts the read. If
+    `ends_with_peer` is set, the future is cancelled when the peer closes its side.
     """
 
     __slots__ = (
@@ -79,10 +80,10 @@ _LONGEST_KEPT_LENGTH: Final = 4096
 
 
 class ResponseWriter:
-    """The answers of one connection.
+    """The writer of one connection's answers, in the order of the requests.
 
-    It calls `on_room` when there may be room for further requests, and `on_end` when the last answer is
-    written.
+    It calls `on_room` when further requests may begin, because answers were written, and `on_end` when the
+    last answer of the connection is written.
     """
 
     __slots__ = (
@@ -146,7 +147,7 @@ class ResponseWriter:
 
     @property
     def unwritten_bytes(self) -> int:
-        """Bytes that the peer has not received yet, here and in the transport."""
+        """Number of bytes of answers that were not passed to the kernel yet."""
         assert self.transport is not None
         return self.transport.get_write_buffer_size() + sum(map(len, self._unwritten))
 
@@ -158,7 +159,11 @@ class ResponseWriter:
     # -- The queue --------------------------------------------------------------------------
 
     def answer(self, head: RequestHead, response: Response, reserved: int = 0, began_s: float = 0.0) -> None:
-        """Answer at once, or after the earlier outstanding answers. `began_s` 0.0: it began just now."""
+        """Send an answer at once, or after the outstanding answers of earlier requests.
+
+        `reserved` is the number of body bytes to return to the budget; `began_s` is the time
+        (`perf_counter`) at which the request began, 0.0 if just now.
+        """
         if head.close or response.close:
             self.stopped = True
         exchange = Exchange(head, response, reserved, began_s)
@@ -210,7 +215,7 @@ class ResponseWriter:
             exchange.flow = None
 
     def made(self, exchange: Exchange) -> None:
-        """Count the answer of a read as soon as it is made, as its turn may come much later."""
+        """Count the answer of a read in the budget when its future is done; it may be sent much later."""
         future = exchange.result
         if self.transport is not None and isinstance(future, asyncio.Future):
             self._take_made(exchange, future)
@@ -221,7 +226,7 @@ class ResponseWriter:
         return self._hold(exchange, self._outcome(exchange, future))
 
     def take_turn(self) -> None:
-        """Write answers that are due, as long as the flow has a share of this turn left."""
+        """Write the answers that are due, up to the flow's share of this turn of the loop."""
         self._waits_turn = False
         if self.transport is not None:
             self._write_due()
@@ -251,7 +256,7 @@ class ResponseWriter:
         self._room()
 
     def release(self, reserved: int) -> None:
-        """Return what was reserved for a body to the budget."""
+        """Return the bytes that were reserved for a body to the budget."""
         self.reserved_bytes -= reserved
         self._server.bodies.give(self.address, reserved)
 
@@ -433,9 +438,9 @@ class ResponseWriter:
         )
 
     def _notice_silence(self) -> None:
-        """Ask the kernel to end the connection when its peer acknowledges nothing for a while.
+        """Ask the kernel to end the connection if its peer acknowledges no bytes for `write_timeout_s`.
 
-        Otherwise events would be sent to a machine that is gone for a quarter of an hour.
+        Otherwise a stream would be sent for a quarter of an hour to a machine that is gone.
         """
         sock = self.transport.get_extra_info("socket") if self.transport is not None else None
         if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
@@ -443,7 +448,7 @@ class ResponseWriter:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, wait_ms)
 
     def end_stream(self) -> None:
-        """End a stream that has no end by itself, and its connection after it."""
+        """End the answer that is being sent, if it is an `endless` one, and then the connection."""
         if self._endless and self._stream is not None:
             self.stopped = True
             self._stream.cancel()
@@ -532,7 +537,7 @@ def _pieces(parts: Sequence[Buffer]) -> list[Buffer]:
 
 
 def failure_of(future: asyncio.Future[Any]) -> BaseException | None:
-    """Return why a done future has no answer; None if it has one."""
+    """Return the error to answer for a future that is done and has no result; None if it has a result."""
     if future.cancelled():
         # Not 503, after which a client repeats the request: it may have been carried out.
         return HttpError(504, "outcome_unknown", "the request was abandoned")
