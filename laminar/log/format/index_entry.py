@@ -1,4 +1,4 @@
-"""Index entries: what the index knows of each batch, as packed rows of 56 bytes.
+"""Index entries: packed rows of 56 bytes that say where each entry of a log lies in its segment.
 
 There is one row for each entry, in the order of Raft indexes without gaps, so the place of a row is computed.
 Pure: bytes in, values out. A row has a checksum of its own: where a batch is damaged, an intact row still
@@ -36,10 +36,12 @@ _HIDDEN = (int(Kind.STAGED), int(Kind.DELAYED), int(Kind.CHANNEL), int(Kind.SKIP
 
 @dataclass(slots=True)
 class IndexEntry:
-    """One row of the index, unpacked.
+    """One row of the index, unpacked: what is known of an entry without its frame.
 
-    `position` and `size` of the frame are in bytes, in its segment; `count` is the number of records.
-    `kind` is a `Kind`, or `UNKNOWN_KIND`.
+    `index` and `term` are those of Raft. `base_offset` is the offset of the first record, and `count` the
+    number of records. The frame is at byte `position` of its segment, and has `size` bytes. `kind` is a
+    `Kind`, or `UNKNOWN_KIND` if header and row were both damaged. `tag_mask` is the mask of the records'
+    tags.
     """
 
     index: int
@@ -91,9 +93,9 @@ def row_is_whole(rows: Buffer, slot: int) -> bool:
 
 
 def whole_rows(rows: Buffer, count: int) -> int:
-    """Return how many rows, of the first `count`, are intact and follow each other without a gap.
+    """Return how many of the first `count` rows are intact and follow each other without a gap.
 
-    A row follows another if its frame and its offsets begin where those of the other end.
+    A row follows the row before it if its frame and its offsets begin where those of that row end.
     """
     position = offset = -1
     view = memoryview(rows)
@@ -116,7 +118,7 @@ def whole_rows(rows: Buffer, count: int) -> int:
 
 
 def is_frame_of(frame: Buffer, index: int, term: int) -> bool:
-    """Return whether `frame` is the intact frame of entry `index` of `term`, by both checksums."""
+    """Return whether `frame` is that of entry `index` of term `term`, and both its checksums are right."""
     if len(frame) < HEADER_SIZE:
         return False
     found_index, found_term, body_crc, header_crc = SEALED_PLACE_FIELDS.unpack_from(frame)
@@ -130,7 +132,7 @@ def is_frame_of(frame: Buffer, index: int, term: int) -> bool:
 
 
 def is_header_of(header: Buffer, row: IndexEntry) -> bool:
-    """Return whether this is an intact header of the entry that the row names."""
+    """Return whether `header` is intact (its checksum is right) and is that of the entry of `row`."""
     if len(header) < HEADER_SIZE:
         return False
     index, term, checksum = _PLACE_AND_CRC.unpack_from(header)
@@ -140,10 +142,10 @@ def is_header_of(header: Buffer, row: IndexEntry) -> bool:
 
 
 def row_mask(rows: Buffer, slot: int) -> int:
-    """Return the mask of the tags of an entry's records, for a filter to compare.
+    """Return the mask of the tags of an entry's records, by which a reader with a filter skips entries.
 
-    All bits are set for an `UNKNOWN_KIND` row, so that a filtering reader meets the damage. The mask of a
-    staged entry is 0: its records are read through the publish entry that names it.
+    All bits are set for a row of `UNKNOWN_KIND`, so that such a reader does not skip the damage. The mask of
+    a staged entry is 0: its records are read through the publish entry that names it.
     """
     mask, kind = _TAGS.unpack_from(rows, slot * ROW_SIZE)
     if kind in _HIDDEN:
@@ -152,7 +154,7 @@ def row_mask(rows: Buffer, slot: int) -> int:
 
 
 def row_is_shown(rows: Buffer, slot: int) -> bool:
-    """Return whether readers see an entry at its own place in the log: False if it is staged."""
+    """Return whether readers see an entry's records at its own place in the log: False for a staged entry."""
     _, kind = _TAGS.unpack_from(rows, slot * ROW_SIZE)
     return bool(kind not in _HIDDEN)
 
@@ -182,7 +184,7 @@ def row_next_offset(rows: Buffer, slot: int) -> int:
 
 
 def row_place(rows: Buffer, slot: int) -> tuple[int, int, int]:
-    """Return (term, position, size) of a row's entry: what reading it needs."""
+    """Return (term, position, size) of a row's entry, with which its frame can be read and checked."""
     term, position, size = _WHERE.unpack_from(rows, slot * ROW_SIZE)
     return term, position, size
 

@@ -26,8 +26,8 @@ Description = dict[str, Any]
 def inspect(path: str, *, disk: ReadOnlyDisk | None = None) -> Description:
     """Return a report on the folder as plain values, ready to be encoded as JSON.
 
-    Times are in ms since the epoch, sizes in bytes; None where a number is not known. `live`: a process has
-    the folder open, so the numbers may be of different moments.
+    Times are in ms since the epoch, sizes in bytes; a number that is not known is None. `live` in the report
+    tells that a process has the folder open, so that the numbers may be of different moments.
 
     Raises:
         NotALogFolder: It is no folder of logs.
