@@ -19,7 +19,7 @@ class Version(Answer):
 
 
 class RequestLimits(Answer):
-    """The limits of requests."""
+    """The limits of requests to this node: sizes in bytes, and counts."""
 
     max_body_bytes: int
     max_record_bytes: int
@@ -42,7 +42,7 @@ class RequestLimits(Answer):
 
 
 class Alive(Answer):
-    """The answer of a shard whose event loop runs."""
+    """The answer to the liveness probe: this shard's event loop runs."""
 
     status: Literal["alive"]
     node: str
@@ -50,7 +50,10 @@ class Alive(Answer):
 
 
 class DiskSpace(Answer):
-    """Free space of a node's disk; below the mark appends are refused, below half of it consumers too."""
+    """The free space of a node's disk.
+
+    Below `low_water_bytes` appends are refused, below half of that also changes by consumers.
+    """
 
     free_bytes: int
     low_water_bytes: int
@@ -59,7 +62,7 @@ class DiskSpace(Answer):
 
 
 class Ready(Answer):
-    """The answer of a node that serves requests."""
+    """The answer to the readiness probe of a node that serves requests."""
 
     status: Literal["ready"]
     node: str
@@ -68,7 +71,7 @@ class Ready(Answer):
 
 
 class NotReady(Answer):
-    """The answer of a node that does not serve requests yet, with the reason."""
+    """The answer to the readiness probe of a node that does not serve requests, with the reasons."""
 
     status: Literal["not_ready"]
     node: str
@@ -76,7 +79,7 @@ class NotReady(Answer):
 
 
 class BundleSetting(Answer):
-    """A setting of a node; if it may hold a secret, only whether it is set."""
+    """A setting of a node; for one that may be a secret, `value` only tells whether it is set."""
 
     value: Any
     is_default: bool
@@ -110,7 +113,10 @@ class BundlePartition(Answer):
 
 
 class BundleLine(Answer):
-    """A line of a log: its template in the program, with the `arguments` that are numbers or known names."""
+    """A line of a process's log: `text` is its template in the program, `arguments` are the values in it.
+
+    Only values that are numbers or known names are included, so that no data of users are.
+    """
 
     at: Time
     level: str
@@ -123,7 +129,7 @@ class BundleLine(Answer):
 
 
 class BundleProcess(Answer):
-    """A process of a node: the delay of its event loop, the stacks of its threads, the end of its log."""
+    """A process of a node: the delays of its event loop, the stacks of its threads, the end of its log."""
 
     process: str
     pid: Count
@@ -134,7 +140,7 @@ class BundleProcess(Answer):
 
 
 class NodeBundle(Answer):
-    """The report of a node for support: versions, settings, states, logs; no data of records, no secret."""
+    """A node's report for support: versions, settings, states, logs; without data of records or secrets."""
 
     node: str
     taken_at: Time
