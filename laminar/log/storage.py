@@ -41,7 +41,10 @@ _MAX_NAME_BYTES = 220
 
 
 class Storage:
-    """The storage of one shard, or of a folder of logs. Made by `open`; the loop's thread only."""
+    """The storage of one shard, or of a folder of logs: its logs, and the journal that they share.
+
+    It is made by `open`. The loop's thread only.
+    """
 
     def __init__(
         self,
@@ -154,9 +157,9 @@ class Storage:
     # Logs
 
     def create_log(self, name: str, log_id: int | None = None, *, policy: FlushPolicy = COMMIT) -> Log:
-        """Make an empty log, durable with the next `sync`.
+        """Make an empty log, which is durable when a later `sync` is done; return it.
 
-        It has no files before its first entry.
+        The log has no files before its first entry. Without `log_id` it gets a random id.
         """
         assert name and "/" not in name and len(name.encode()) <= _MAX_NAME_BYTES, f"a log named {name!r}"
         if log_id is None:
@@ -437,7 +440,7 @@ class Storage:
 
     @property
     def sync_times(self) -> Histogram:
-        """Times (s) of the journal's syncs, which its writer thread observes."""
+        """Histogram of the times (s) that syncs of the journal took; the journal's thread adds to it."""
         return self._journal.sync_times
 
     def statistics(self) -> dict[str, int]:

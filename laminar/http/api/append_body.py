@@ -127,10 +127,7 @@ def _takes_long(body: Buffer, kind: str) -> bool:
 
 
 def media_type(request: Request) -> str:
-    """Return the content type of a request's body, in lower case and without parameters.
-
-    A type that Laminar knows and that was sent exactly like this is returned at once.
-    """
+    """Return the content type of a request's body, in lower case and without parameters; "" if missing."""
     kind = request.headers.get("content-type", "")
     if kind not in _PARSERS and kind != BATCH_TYPE:
         kind = kind.partition(";")[0].strip().lower()

@@ -2,7 +2,7 @@
 
 All shards of a node listen on its shared port, and the kernel gives a connection to shard
 `(source port >> 1) mod shards` (docs/decisions/0004). So a client that binds a fitting port before it
-connects reaches the shard that owns what it wants, also where only the shared port is let through.
+connects reaches the shard that owns what it wants, even if a firewall lets only the shared port through.
 """
 
 from __future__ import annotations

@@ -68,8 +68,9 @@ class Target:
 
     @classmethod
     def of(cls, url: str) -> Target:
-        """Read ``http://host:port``, ``https://…``, ``unix:@name``, ``unix:/path``, ``http+unix://…``.
+        """Return the target of a URL.
 
+        It may be ``http://host:port``, ``https://…``, ``unix:@name``, ``unix:/path`` or ``http+unix://…``.
         Raises ValueError for anything else.
         """
         if url.startswith("unix:"):
@@ -84,7 +85,7 @@ class Target:
 
     @property
     def authority(self) -> str:
-        """The value of the Host header."""
+        """The value of the Host header of requests to this target."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.path is not None else f"{host}:{self.port}"
 

@@ -102,7 +102,7 @@ class Request:
 
     @property
     def peer(self) -> str:
-        """The other end: ``host:port``, or ``unix``."""
+        """The client's address as ``host:port``, or ``unix`` for a Unix socket."""
         return self.connection.peer
 
     @property
@@ -131,7 +131,7 @@ class Connection(Protocol):
 
     @property
     def peer(self) -> str:
-        """The other end: ``host:port``, or ``unix``."""
+        """The client's address as ``host:port``, or ``unix`` for a Unix socket."""
 
     @property
     def certificate(self) -> Mapping[str, Any] | None:

@@ -46,7 +46,7 @@ class StallDetector:
     def over_head(self, now_s: float, *, limit_s: float) -> bool:
         """Return whether an incomplete head has been waiting for longer than `limit_s`.
 
-        Its window begins with the first call for this head. Further bytes of the head do not restart it.
+        The time counts from the first call for this head; further bytes of the head do not restart it.
         """
         if not self._in_head:
             self._since_s, self._in_head = now_s, True

@@ -22,7 +22,7 @@ _T = TypeVar("_T")
 
 
 class ServerLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Bounds of a server; times in seconds, sizes in bytes."""
+    """The limits of a server; times in seconds, sizes in bytes."""
 
     max_body_bytes: int = 64 << 20
     # Bytes of bodies from their announcement until their answer: of all connections, and of one address.

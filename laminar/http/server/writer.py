@@ -261,7 +261,10 @@ class ResponseWriter:
         self._server.bodies.give(self.address, reserved)
 
     def abandon(self) -> None:
-        """Abandon the answers of a peer that is gone: changes run to their end, all else is cancelled."""
+        """Drop the answers to a peer that is gone; requests that change something are still carried out.
+
+        Reads, and requests with `ends_with_peer`, are cancelled.
+        """
         pending, self.pending = self.pending, deque()
         for exchange in pending:
             self._end_read(exchange)
@@ -390,7 +393,7 @@ class ResponseWriter:
             self._end()
 
     def flush_joined(self) -> None:
-        """Write the collected small answers in one call."""
+        """Write the collected small answers to the transport in one call."""
         out = self.out
         if self.transport is not None:
             self.transport.write(out[0] if len(out) == 1 else b"".join(out))
@@ -405,7 +408,7 @@ class ResponseWriter:
             self._unwritten_held = 0
 
     def resume(self) -> None:
-        """Continue writing: the transport has room again."""
+        """Write the rest of a large answer, then further answers: the transport has room again."""
         self.paused = False
         if self._resume is not None:
             self._resume.set()

@@ -69,13 +69,13 @@ class File(Protocol):
         """
 
     def start_writeback(self, size: int, position: int) -> None:
-        """Hint that these bytes should be written now, so that a later `sync` is short.
+        """Ask the kernel to begin writing these bytes to the disk, so that a later `sync` is short.
 
         `size` 0 means up to the end of the file.
         """
 
     def drop_cached(self, size: int, position: int) -> None:
-        """Hint that clean pages of these bytes may leave memory, so that the next read is from the disk."""
+        """Ask the kernel to drop clean pages of these bytes, so that the next read is from the disk."""
 
     def truncate(self, size: int) -> None:
         """Cut or extend the file to `size` bytes."""

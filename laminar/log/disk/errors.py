@@ -15,7 +15,7 @@ class StorageError(Exception):
 
 
 class DiskError(StorageError):
-    """An operation of the operating system failed. `errno` is that of its `OSError`, 0 if unknown."""
+    """A file operation failed in the operating system. `errno` is that of the `OSError`, 0 if unknown."""
 
     def __init__(self, operation: str, path: str, number: int, text: str) -> None:
         super().__init__(f"{operation} {path}: {text} (errno {number})")

@@ -13,7 +13,7 @@ from typing import Protocol
 
 
 class SerialExecutor(Protocol):
-    """Runs tasks one after the other, in the order submitted. Tasks do not raise."""
+    """Runs tasks one after the other, in the order in which they were submitted. Tasks must not raise."""
 
     def submit(self, task: Callable[[], None]) -> None:
         """Run `task` after all tasks submitted before."""

@@ -84,7 +84,7 @@ def unpack_row(rows: Buffer, slot: int, index: int) -> IndexEntry:
 
 
 def row_is_whole(rows: Buffer, slot: int) -> bool:
-    """Return whether the row's own checksum holds."""
+    """Return whether the row in `slot` is intact, according to its own checksum."""
     view = memoryview(rows)[slot * ROW_SIZE : (slot + 1) * ROW_SIZE]
     if len(view) < ROW_SIZE:
         return False

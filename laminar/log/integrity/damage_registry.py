@@ -37,7 +37,7 @@ def wall_ms() -> int:
 
 
 class DamageRegistry:
-    """The registry of damage in all logs of a storage, and its repair."""
+    """The registry of damage in all logs of a storage: it records, reports and repairs damaged entries."""
 
     def __init__(self, in_writer: Doing, *, clock_ms: Callable[[], int] = wall_ms) -> None:
         """Make a registry.

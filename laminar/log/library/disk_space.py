@@ -14,7 +14,7 @@ _MOST = 20
 
 
 class FreeSpace:
-    """The free space of the disk that holds `path`; `reserve_bytes` of it (at most 5 %) are kept free."""
+    """A check for appends that the disk of `path` keeps `reserve_bytes` free (at most 5 % of the disk)."""
 
     def __init__(self, disk: Disk, path: str, *, reserve_bytes: int) -> None:
         self._disk = disk

@@ -205,8 +205,8 @@ class LogFolder:
     async def delete(self, name: str) -> None:
         """Delete a log and all its records; durable on return. Its files go to the folder's trash.
 
-        Calls of the `LocalLog` raise `StorageClosed` from then on. If this call is cancelled, the deletion
-        continues.
+        From then on all methods of its `LocalLog` raise `StorageClosed`. If this call is cancelled, the
+        deletion continues.
 
         Raises:
             KeyError: There is no such log.
@@ -243,8 +243,8 @@ class LogFolder:
     async def close(self) -> None:
         """Close the folder: make everything appended durable, and release files and lock.
 
-        Readers that follow get `StorageClosed`. If this call is cancelled, closing continues, and another
-        call waits for its end.
+        Readers that wait for more records get `StorageClosed`. If this call is cancelled, closing continues,
+        and another call waits for its end.
         """
         if self._closing is None:
             self._closing = asyncio.ensure_future(self._close())

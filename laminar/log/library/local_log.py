@@ -220,10 +220,10 @@ class LocalLog:
     ) -> AsyncIterator[Batch]:
         """Yield whole, verified batches with the records from offset `start` up to, not including, `stop`.
 
-        `start` is by default the first offset. The first batch may begin before `start`, and the last may
-        reach beyond `stop`: `Batch.records(start, stop)` gives the records between. Without `follow` the
-        batches end at `end_offset` as it is now; with it, they end at `stop` or never. About `max_bytes`
-        are read at once.
+        Without `start` they begin at the first offset. The first batch may begin before `start`, and the last
+        may reach beyond `stop`: `Batch.records(start, stop)` returns only the records between. Without
+        `follow` the batches end at the present `end_offset`; with it, they end at `stop`, or never. About
+        `max_bytes` are read at a time.
 
         Raises:
             OffsetOutOfRange: There is no such offset, or the next one was trimmed meanwhile.

@@ -106,7 +106,7 @@ class SetRecovering:
 
 @dataclass(frozen=True, slots=True)
 class Unsynced:
-    """The note that entries of an `interval` log may be acknowledged before they are synced."""
+    """The record that entries of an `interval` log may be acknowledged before they are synced."""
 
     files: LogFiles
 

@@ -36,7 +36,7 @@ class LogEntries:
     def __init__(
         self, readers: SegmentReader, *, log_id: int, name: str, start: LogStart, segments: Sequence[Segment]
     ) -> None:
-        """Begin with the `segments` that recovery found: durable, without gaps from `start` on."""
+        """Make the entries of a log with the segments that recovery found, without gaps from `start` on."""
         self._readers = readers
         self.log_id = log_id
         self.name = name
@@ -116,9 +116,9 @@ class LogEntries:
         return list(self._firsts)
 
     def sealed(self) -> Iterator[tuple[int, int, int]]:
-        """Yield (last index, append time of its last batch in ms, size) of each sealed segment.
+        """Yield (last index, append time of the last batch, size) of each sealed segment, oldest first.
 
-        Oldest first: all but the last segment. The size is in bytes.
+        These are all segments but the last. The time is in ms since the epoch, the size in bytes.
         """
         for segment in self.segments[:-1]:
             last = segment.last_row
@@ -181,7 +181,7 @@ class LogEntries:
         return await self._find(lookup)
 
     def segment_of(self, index: int) -> Segment:
-        """Return the segment that holds an entry of the log."""
+        """Return the segment that holds entry `index`, which must be an entry of the log."""
         last = self.segments[-1]
         if index >= last.first_index:
             return last

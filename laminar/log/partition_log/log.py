@@ -58,9 +58,9 @@ EMPTY = LogStart()
 
 
 class Log:
-    """One partition's log. Made by `Storage`.
+    """The log of one partition's replica, to which entries are added; made by `Storage`.
 
-    Methods to find and read entries are those of its parts, `LogEntries` and `LogReader`.
+    Its methods to find and read entries are those of its parts, `LogEntries` and `LogReader`.
     """
 
     def __init__(
@@ -79,8 +79,8 @@ class Log:
     ) -> None:
         """Make a log with the `segments` that recovery found: durable, without gaps from `start` on.
 
-        A new segment begins when the last one has `segment_size_bytes`. The last four arguments are explained
-        at `set_recovering`.
+        A segment of `segment_size_bytes` or more is full (`segment_full`). The last four arguments are
+        explained at `set_recovering`.
         """
         self.log_id = files.log_id
         self.name = files.name
@@ -173,7 +173,7 @@ class Log:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes in its segments."""
+        """Size of the log's segments in bytes."""
         return self._entries.size_bytes
 
     @property

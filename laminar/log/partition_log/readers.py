@@ -58,7 +58,7 @@ class ReadRange:
 
 
 def intact_frames(data: Buffer, rows: Sequence[IndexEntry]) -> list[Buffer]:
-    """Return the frames of `data` up to the first that is damaged or not the one its row names."""
+    """Return the frames in `data`, one per row, up to the first that is damaged or does not fit its row."""
     view = memoryview(data).toreadonly()
     base = rows[0].position
     frames: list[Buffer] = []

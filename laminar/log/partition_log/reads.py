@@ -392,7 +392,7 @@ class LogReader:
         """Return the SHA-256 (hex) of the frames from the first to `last_index`, back to back.
 
         Raises:
-            EntriesTrimmed: The log's start moved past the reader.
+            EntriesTrimmed: Entries were trimmed before they were read.
         """
         entries = self._entries
         digest = hashlib.sha256()

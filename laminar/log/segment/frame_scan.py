@@ -20,7 +20,7 @@ _WINDOW_BYTES = 8 << 20
 
 @dataclass(slots=True)
 class IntactFrame:
-    """A frame whose checksums both hold, and the index row that it should have."""
+    """An intact frame (both checksums are right), and the index row that it should have."""
 
     header: Header
     row: IndexEntry
@@ -133,7 +133,7 @@ def _gap(
 
 
 def row_of(header: Header, position: int) -> IndexEntry:
-    """Return the index entry of a frame at `position`."""
+    """Return the index row that the frame with `header` at `position` should have."""
     return IndexEntry(
         index=header.index,
         term=header.term,

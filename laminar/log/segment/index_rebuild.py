@@ -36,7 +36,7 @@ _WINDOW_BYTES = 64 * 1024
 
 
 def header_row(header: Buffer, position: int) -> IndexEntry | None:
-    """Return the index entry of the frame with this header; None if the header is not intact."""
+    """Return the index row of the frame with this header at `position`; None if the header is not intact."""
     if len(header) < HEADER_SIZE or header[: len(MAGIC)] != MAGIC:
         return None
     kind, _, index, term, _, base_offset, count, length, time_ms, tag_mask, checksum = LOG_FIELDS.unpack_from(
@@ -127,8 +127,7 @@ def rebuild_rows(
     """Return packed rows of the entries with indexes in `wanted`, as many as can be rebuilt.
 
     The frame of the first entry begins at `position`, and its first record has `offset`; `data` has `size`
-    bytes.
-    `hints` are the rows of the index file from the first wanted entry on. Where a header is damaged or
+    bytes. `hints` are the rows of the index file from the first wanted entry on. Where a header is damaged or
     missing, an intact hint is used, for frames that end at or before `size`, or `hinted_size` if that is
     larger: the size that the file should have. Damaged entries without a hint get rows of `UNKNOWN_KIND`.
 

@@ -196,5 +196,5 @@ class Quarantine:
 
 
 def document(disk: Disk, directory: str) -> Document:
-    """Return the document in which a log's damage is recorded."""
+    """Return the document in a log's `directory` in which the log's damage is recorded."""
     return Document(disk, directory, _NAME)

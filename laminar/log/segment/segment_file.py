@@ -114,7 +114,7 @@ class SegmentFile:
         return os.path.join(self.directory, key_index_name(self.first_index))
 
     def open_key_index(self) -> File:
-        """Open the file of the key index and return it; the caller closes it. Any thread.
+        """Open the file of the key index and return it; its last reference closes it. Any thread.
 
         Raises:
             DiskError: The file is missing, or cannot be opened.
@@ -225,7 +225,7 @@ class SegmentFile:
             self.truncations += 1
 
     def holds_rows(self, rows: int) -> None:
-        """Set the number of valid rows in the index file, as recovery found it; the next row follows them."""
+        """Set the number of valid rows that recovery found in the index file; new rows follow these."""
         self.rows_written = rows
 
     def rewrite_index(self, rows: Buffer) -> None:
@@ -284,7 +284,7 @@ class SegmentFile:
                 self._index.pwritev([rows], INDEX_HEAD_SIZE + slot * ROW_SIZE)
 
     def repair(self, position: int, frame: Buffer, slot: int, rows: bytes) -> None:
-        """Write an intact frame over a damaged one, and the rows from `slot` on; durable on return."""
+        """Write an intact frame over a damaged one, and its index rows from `slot` on; durable on return."""
         counted_on = self._data.unsynced
         self._data.pwritev([frame], position)
         self._sync_now(self._data, counted_on=counted_on)

@@ -112,11 +112,11 @@ class Folder:
 
 
 def scan_folder(disk: ReadOnlyDisk, path: str) -> Folder:
-    """Return the kind of `path`, and its content.
+    """Return what is at `path`: its kind, and the store directories, logs and segments in it.
 
     Raises:
-        NotALogFolder: It is neither a node's folder, a folder of logs, a log nor a segment.
-        DiskError: It cannot be read.
+        NotALogFolder: The path is neither that of a node's folder, a folder of logs, a log nor a segment.
+        DiskError: A directory or document cannot be read.
     """
     if not disk.exists(path):
         raise NotALogFolder(f"{path}: there is no such file or folder")
@@ -245,7 +245,7 @@ def _log(disk: ReadOnlyDisk, directory: str) -> LogPlace:
 
 
 def size_of(disk: ReadOnlyDisk, path: str) -> int | None:
-    """Return the bytes in a file; None if it does not exist (any more)."""
+    """Return the size of a file in bytes; None if the file does not exist (any more)."""
     try:
         file = disk.open(path)
     except DiskError as error:

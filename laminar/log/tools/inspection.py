@@ -30,8 +30,8 @@ def inspect(path: str, *, disk: ReadOnlyDisk | None = None) -> Description:
     tells that a process has the folder open, so that the numbers may be of different moments.
 
     Raises:
-        NotALogFolder: It is no folder of logs.
-        DiskError: It cannot be read.
+        NotALogFolder: The path is not that of a folder of logs, a log or a segment.
+        DiskError: A file cannot be read.
     """
     disk = disk or ReadOnlyDisk()
     folder = scan_folder(disk, os.path.abspath(path))

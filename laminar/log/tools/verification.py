@@ -47,10 +47,9 @@ Progress = Callable[[int], None]
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """A fault that was found: `size` wrong bytes of a file from `position` on, described by `what`.
 
-    A `size` of 0 means that bytes are missing there.
-
-    `severity` is "damage", or "note" for what the next start corrects by itself or what has no meaning.
-    `first_offset` and `next_offset` are those of the damaged records; None if they are not known.
+    A `size` of 0 means that bytes are missing there. `severity` is "damage", or "note" for a fault that the
+    next start corrects by itself or that has no consequence. `first_offset` and `next_offset` are those of
+    the damaged records; None if they are not known.
     """
 
     file: str
@@ -65,8 +64,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 class Verified(msgspec.Struct, kw_only=True):
     """The result of a verification: its findings, and the number of files and bytes that were read.
 
-    `unverified` has a line for each part that was not verified, with the reason. `live`: a process has the
-    folder open.
+    `unverified` has a line for each part that was not verified, with the reason. `live` is set if a process
+    has the folder open.
     """
 
     path: str

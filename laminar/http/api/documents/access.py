@@ -136,7 +136,7 @@ class AllLimits(Answer):
 
 
 class Usage(Answer):
-    """How many topics, partitions, channels and connections a principal has now."""
+    """How many topics, partitions, channels and connections a principal has now, for its limits on them."""
 
     topics: Count
     partitions: Count

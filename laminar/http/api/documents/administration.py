@@ -53,7 +53,10 @@ class AdminNodes(Answer):
 
 
 class NodePatch(Request):
-    """A merge patch of a node (RFC 7396); null restores the value that the node announces."""
+    """Request to change a node's weight or zone, as a merge patch (RFC 7396).
+
+    Null restores the value that the node announces.
+    """
 
     weight: Annotated[float, Meta(ge=0, le=MAX_WEIGHT)] | UnsetType | None = UNSET
     zone: Annotated[str, Meta(max_length=MAX_REASON)] | UnsetType | None = UNSET

@@ -16,9 +16,9 @@ LONGEST_SESSION_MS: Final = 60_000
 
 
 class Renewal(Request):
-    """Request to renew a member's session in its consumer group; a member that does not is removed.
+    """Request to renew a member's session in its consumer group.
 
-    The session ends `session_ms` after its last renewal.
+    The session ends `session_ms` after its last renewal; then the member is not in the group any more.
     """
 
     mode: Literal["clustering", "broadcast"] = "clustering"

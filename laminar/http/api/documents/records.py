@@ -77,7 +77,7 @@ class FetchedRecord(Answer):
 
 
 class FetchedRecords(Answer):
-    """Records of a fetch, and the offset to continue from."""
+    """The records of a fetch, and the offset from which to fetch next."""
 
     records: list[FetchedRecord]
     next_offset: Count
@@ -152,7 +152,7 @@ class ProducerProgress(Answer):
 
 
 class UploadedPart(Answer):
-    """A part of an upload that is stored."""
+    """The receipt of one part of an upload, which is stored now."""
 
     upload: str
     part: Count

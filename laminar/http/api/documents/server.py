@@ -11,7 +11,7 @@ from laminar.http.api.documents.shared import Answer, Count, Time
 
 
 class Version(Answer):
-    """Versions of the server, of this API and of the format of batches."""
+    """The versions of the server, of this API and of the format of batches."""
 
     version: str
     api: str
@@ -86,7 +86,7 @@ class BundleSetting(Answer):
 
 
 class BundleProblem(Answer):
-    """A problem that a node sees, by its code (`/v1/health`)."""
+    """A problem that a node sees, by the code that `/v1/health` has for it."""
 
     code: str
     topic: str
@@ -95,7 +95,10 @@ class BundleProblem(Answer):
 
 
 class BundlePartition(Answer):
-    """A replica on a node. One that takes no part in its group has only its topic and partition."""
+    """A replica on a node, in the node's report for support.
+
+    Of a replica that takes no part in its group, only `topic`, `partition` and `state` are known.
+    """
 
     topic: str
     partition: Count
@@ -159,7 +162,7 @@ class NodeBundle(Answer):
 
 
 class ProblemDocument(msgspec.Struct, kw_only=True):
-    """An error (RFC 9457)."""
+    """The document of an error (RFC 9457): what is wrong with a request, or why it failed."""
 
     type: Annotated[str, Meta(description="Where the code is explained.")]
     title: str
