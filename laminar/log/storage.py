@@ -299,7 +299,7 @@ class Storage:
             self._checkpoints.request()
 
     def _prepare_spare(self) -> None:
-        """Make the next journal file ready. Any thread."""
+        """Let the background thread make the next journal file. Any thread."""
 
         def prepare() -> None:
             self._journal.prepare_spare()
@@ -322,7 +322,7 @@ class Storage:
             self._executor.after_synced_frames(self._checkpoints.request)
 
     def _resume_segments(self) -> None:
-        """Continue with segments that waited for room. The segment writer's thread."""
+        """Write the segments that waited for room on the disk. The segment writer's thread."""
         if not self._writer.resume():
             self._request_retry("segments")
 
@@ -336,13 +336,13 @@ class Storage:
     # A segment that failed
 
     def _segment_failed(self, files: LogFiles) -> None:
-        """Let the loop stop a log whose segment failed. The thread in which it failed."""
+        """Let the loop stop a log whose segment failed; called in the thread in which it failed."""
         self._commits.call_on_loop(partial(self._stop_log, files))
 
     def _stop_log(self, files: LogFiles) -> None:
         """Report a failed log, which refuses every change by itself. The loop's thread.
 
-        Checkpoints, which wait since, continue when the log's last record has passed the writer.
+        Checkpoints wait from then on, until the last record of the log has passed the segment writer.
         """
         log = self.logs.get(files.log_id)
         if log is None or log.files is not files:

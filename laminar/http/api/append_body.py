@@ -295,7 +295,7 @@ def _ndjson(request: Request, limits: Limits, now_ms: Callable[[], int]) -> Reco
 def _arrow(request: Request, limits: Limits, now_ms: Callable[[], int]) -> Records:
     """Return the records of an Arrow stream.
 
-    Its columns are `value` and, if there, `key`, `tag`, `timestamp` and `headers`.
+    The stream must have the column `value`, and may have `key`, `tag`, `timestamp` and `headers`.
     """
     try:
         parts = [

@@ -174,7 +174,7 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     @property
     def _perhaps_tls(self) -> str:
-        """Return a hint for the error if no byte has come: a TLS port closes a connection without TLS."""
+        """Return a hint for the error's text if the server sent nothing: its port may be one for TLS."""
         unheard = not self._heard and self.url.startswith("http://")
         return " before its first answer; is it https://?" if unheard else ""
 

@@ -236,7 +236,7 @@ def _origin_form(target: bytes) -> tuple[str, str | None]:
 
 
 def _frame_body(head: RequestHead) -> None:
-    """Set how the body is framed and whether the connection goes on after it."""
+    """Set the attributes of a head that say how its body is framed, and whether the connection then ends."""
     headers = head.headers
     if "connection" in headers:
         options = {option.strip().lower() for option in headers["connection"].split(",")}

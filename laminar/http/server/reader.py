@@ -699,7 +699,7 @@ class Connection(asyncio.BufferedProtocol):
             self._end_idle(self.transport, now_s)
 
     def _end_idle(self, transport: asyncio.Transport, now_s: float) -> None:
-        """Close an idle connection; cut it if it has been closing all the while.
+        """Close an idle connection; cut it if it was closed before and has still not ended.
 
         When the peer ends TCP without ending TLS, the loop closes as well, and would wait for ever for a peer
         that does not read the rest.

@@ -232,7 +232,10 @@ class ResponseWriter:
             self._write_due()
 
     def _write_due(self, _done: object = None) -> None:
-        """Write the answers that are due: the first exchange and all done ones after it, in turns."""
+        """Write the answers that are due: that of the first exchange, and of all done ones after it.
+
+        If the flow has used up its share of this turn, the rest is written in the next turn.
+        """
         if self._waits_turn:
             return
         pending, flow = self.pending, self.flow
@@ -301,7 +304,7 @@ class ResponseWriter:
     # -- Writing ----------------------------------------------------------------------------
 
     def _write(self, exchange: Exchange, response: Response) -> None:
-        """Encode an answer into `_out`; a large body is begun, a streamed one gets its task.
+        """Encode an answer into `out`; begin to write a large body, and begin a task for a streamed one.
 
         `Exchange.held` bytes are counted for it until all of it is given to the transport.
         """
@@ -400,7 +403,7 @@ class ResponseWriter:
         out.clear()
 
     def _write_rest(self) -> None:
-        """Write pieces of a large answer until the transport has enough."""
+        """Write pieces of a large answer until the transport's buffer is full, or none is left."""
         while self._unwritten and not self.paused and self.transport is not None:
             self.transport.write(self._unwritten.popleft())
         if self._unwritten_held and not self._unwritten:
@@ -513,7 +516,7 @@ class ResponseWriter:
 
 
 def _size_of(response: Response) -> int:
-    """Return the bytes of a body that is held in memory; 0 for a streamed one."""
+    """Return the size in bytes of a body that is in memory; 0 for a streamed body."""
     body = response.body
     if isinstance(body, (bytes, bytearray, memoryview)):
         return len(body)
