@@ -19,6 +19,7 @@ from raft.values import (
     SendAppend,
     Settings,
     TooMuchUncommitted,
+    Written,
 )
 
 __all__ = [
@@ -41,6 +42,7 @@ __all__ = [
     "SendAppend",
     "Settings",
     "TooMuchUncommitted",
+    "Written",
     "decode",
     "encode",
 ]

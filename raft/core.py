@@ -79,9 +79,11 @@ from raft.values import (
     Place,
     Ready,
     Role,
+    SendAppend,
     Settings,
     TooMuchUncommitted,
     Trace,
+    Written,
 )
 
 if TYPE_CHECKING:
@@ -260,11 +262,6 @@ class Core:
         """The progress of each member, by replica id, ourselves included; empty if we don't lead."""
         leadership = self._candidacy.leadership
         return leadership.progress if leadership is not None else {}
-
-    @property
-    def truncations(self) -> int:
-        """How often entries that a `Ready` had handed out were truncated since the start; see `persisted`."""
-        return self._log.truncations
 
     @property
     def uncommitted_bytes(self) -> int:
@@ -630,15 +627,12 @@ class Core:
                 leadership.unquiesce(now_ms=now_ms, soon=False)
             leadership.reads.waiting.append(context)
 
-    def persisted(self, *, index: int, term: int, truncations: int) -> None:
-        """Note that our disk holds the log up to entry (`index`, `term`), and all hard states before it.
-
-        `truncations` is what `self.truncations` was when that entry was the last one written.
-        """
-        if not self._log.persisted(index, term, truncations=truncations):
+    def persisted(self, written: Written) -> None:
+        """Note that our disk holds the log that ended so after a `Ready`, and all hard states before that."""
+        if not self._log.persisted(written):
             self.dropped["old_completion"] = self.dropped.get("old_completion", 0) + 1
         elif self._candidacy.leadership is not None:
-            self._candidacy.leadership.persisted(term)
+            self._candidacy.leadership.persisted(written.term)
 
     def accept_loss(self) -> None:
         """End our recovery, because an operator accepts the loss of what only absent replicas hold.
@@ -718,7 +712,24 @@ class Core:
         if candidacy.recovering and (leadership or candidacy.following).is_complete:
             self._finish_recovery("complete")
         recovered, self._recovered = self._recovered, False
+        # A list that has nothing in it stays where it is: most Readies carry one or two kinds of effects.
+        effects = self._effects
         entries: Sequence[Entry] = ()
+        messages: Sequence[AnyMessage] = ()
+        after_sync: Sequence[AnyMessage] = ()
+        appends: Sequence[SendAppend] = ()
+        reads: Sequence[tuple[int, int]] = ()
+        reads_failed: Sequence[int] = ()
+        if effects.messages:
+            messages, effects.messages = effects.messages, []
+        if effects.after_sync:
+            after_sync, effects.after_sync = effects.after_sync, []
+        if effects.appends:
+            appends, effects.appends = effects.appends, []
+        if effects.reads:
+            reads, effects.reads = effects.reads, []
+        if effects.reads_failed:
+            reads_failed, effects.reads_failed = effects.reads_failed, []
         truncate_from = hard_state = committed_index = became = configuration = None
         if log.pending or log.truncate_from is not None:
             truncate_from, entries = log.take()
@@ -733,14 +744,23 @@ class Core:
             became = Became(*new_role)
         if log.configurations.current is not self._reported_configuration:
             configuration = self._reported_configuration = log.configurations.current
+        place = None
+        if leadership is not None and not leadership.transfer_target:
+            place = Place(log.last_index + 1, candidacy.term, log.last_term, log.committed_index)
         return Ready(
             hard_state,
             truncate_from,
             entries,
-            *self._effects.hand_out(),
+            messages,
+            after_sync,
+            appends,
+            reads,
+            reads_failed,
             committed_index=committed_index,
             became=became,
             configuration=configuration,
             recovered=recovered,
+            written=Written(log.last_index, log.last_term, log.truncations),
+            place=place,
             quiesced=candidacy.following.quiesced if leadership is None else leadership.quiescence.quiesced,
         )

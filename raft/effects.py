@@ -6,8 +6,6 @@ each other.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from raft.messages import AnyMessage
 from raft.values import SendAppend, Trace
 
@@ -52,8 +50,8 @@ class Tracer:
 class Effects:
     """Messages, appends and reads gathered for the next `Ready`; the fields have the names they have there.
 
-    `after_sync` is `messages_after_sync`. The `Ready`'s entries come from the log, its hard state from the
-    candidacy.
+    `after_sync` is `messages_after_sync`. `Core.take_ready` hands out each list once. The `Ready`'s entries
+    come from the log, its hard state from the candidacy.
     """
 
     __slots__ = ("after_sync", "appends", "messages", "reads", "reads_failed")
@@ -70,31 +68,3 @@ class Effects:
         self.appends = []
         self.reads = []
         self.reads_failed = []
-
-    def hand_out(
-        self,
-    ) -> tuple[
-        Sequence[AnyMessage],
-        Sequence[AnyMessage],
-        Sequence[SendAppend],
-        Sequence[tuple[int, int]],
-        Sequence[int],
-    ]:
-        """Return all effects in the order of the fields of `Ready`, and keep none of them."""
-        messages: Sequence[AnyMessage] = ()
-        after_sync: Sequence[AnyMessage] = ()
-        appends: Sequence[SendAppend] = ()
-        reads: Sequence[tuple[int, int]] = ()
-        reads_failed: Sequence[int] = ()
-        # A list that has nothing in it stays here: most Readies carry one or two kinds of effects.
-        if self.messages:
-            messages, self.messages = self.messages, []
-        if self.after_sync:
-            after_sync, self.after_sync = self.after_sync, []
-        if self.appends:
-            appends, self.appends = self.appends, []
-        if self.reads:
-            reads, self.reads = self.reads, []
-        if self.reads_failed:
-            reads_failed, self.reads_failed = self.reads_failed, []
-        return messages, after_sync, appends, reads, reads_failed

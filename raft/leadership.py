@@ -347,7 +347,9 @@ class Leadership:
         if term == self.term:
             # The term and our vote in it were recorded before its first entry, so they are durable too.
             self.held = False
-        if self.own.matched(self._log.durable_index):
+        durable = self._log.durable_index
+        if durable > self.own.match_index:
+            self.own.match_index = durable
             self._advance_commit()
 
     def _advance_commit(self) -> None:

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 
 from raft.configuration import Configuration, History
-from raft.values import Entry, LogView
+from raft.values import Entry, LogView, Written
 
 
 class RaftLog:
@@ -69,6 +69,8 @@ class RaftLog:
 
     def term(self, index: int) -> int | None:
         """Return the term of entry `index`; None if we don't hold it (any more), or it is damaged."""
+        if index == self.last_index:
+            return self.last_term
         if index <= self._view_last:
             return self._view.term(index)
         place = index - self._view_last - 1
@@ -174,20 +176,19 @@ class RaftLog:
         while uncommitted and uncommitted[0][0] <= index:
             self.uncommitted_bytes -= uncommitted.popleft()[1]
 
-    def persisted(self, index: int, term: int, *, truncations: int) -> bool:
-        """Note that our disk holds the log up to (index, term); return False if that is out of date.
-
-        `truncations` is what `self.truncations` was when that entry was written.
+    def persisted(self, written: Written) -> bool:
+        """Note that our disk holds the log up to where it ended then; return False if that is out of date.
 
         While an entry's sync is under way, the entry may be truncated, and another one take its index; even
         the same one, when a third leader sends it again. Index and term do not tell these apart, so a
         completion counts only if nothing was truncated since its entries were written (docs/pitfalls.md,
         number 3). The sync of the truncation completes later, and covers all that is left.
         """
-        if truncations != self.truncations:
+        if written.truncations != self.truncations:
             return False
+        index, term = written.index, written.term
         # The term is unknown when the log's start has moved past that entry meanwhile.
-        assert index <= self._view_last and self._view.term(index) in (term, None), (
+        assert index <= self._view_last and self.term(index) in (term, None), (
             f"({index}, {term}) is durable, entry {index} has term {self.term(index)}, last {self.last_index}"
         )
         self.durable_index = max(self.durable_index, index)

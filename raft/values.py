@@ -153,6 +153,18 @@ class Became(msgspec.Struct, frozen=True):
     leader_id: int
 
 
+class Written(msgspec.Struct, frozen=True):
+    """The end of the log as the driver has it in memory, to be given to `persisted` when it is on disk.
+
+    `index` and `term` are those of the last entry, `truncations` says how often entries that a `Ready` had
+    handed out were truncated before.
+    """
+
+    index: int
+    term: int
+    truncations: int
+
+
 class Ready(msgspec.Struct, frozen=True):
     """The duties of the driver after an input, in this order.
 
@@ -161,13 +173,13 @@ class Ready(msgspec.Struct, frozen=True):
     2. Send `messages` and `appends`, at any time from now on. They promise nothing about our disk.
     3. Send `messages_after_sync` when a sync that covers step 1 of this Ready *and of all before it* is done,
        also when this one has nothing to write: they promise what an earlier one may have written.
-    4. When that sync is done, call `persisted` with the last entry that it covers, and with what
-       `Core.truncations` was when that entry was written.
+    4. When that sync is done, call `persisted` with `written` of the last Ready that it covers.
 
     `committed_index` is the new one. `reads` are (context, index): the commit index of the group at some
     instant after the request. `reads_failed` are contexts to be asked again elsewhere. `recovered`: record,
     with the next sync, that this replica is not recovering any more; a crash before that only leaves it
-    recovering. `quiesced` is `Core.quiesced`.
+    recovering. `written` is the log's end after step 1. `place` is `Core.place()`, None if proposals
+    are not taken here. `quiesced` is `Core.quiesced`.
     """
 
     hard_state: HardState | None = None
@@ -182,4 +194,6 @@ class Ready(msgspec.Struct, frozen=True):
     became: Became | None = None
     configuration: Configuration | None = None
     recovered: bool = False
+    written: Written = Written(0, 0, 0)
+    place: Place | None = None
     quiesced: bool = False

@@ -371,7 +371,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     ),
     "laminar.node.entry_points": (
         *("laminar.node.host", "laminar.node.runtime", "laminar.node.catalog", "laminar.node.assembly"),
-        *("router", "laminar.log.*"),
+        *("router", "laminar.log.*", "laminar.console"),
     ),
     "laminar.node.supervisor": (
         *("laminar.node.host", "laminar.node.runtime", "laminar.node.entry_points", "laminar.log.*"),

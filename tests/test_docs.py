@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -37,12 +38,19 @@ def test_operating_lists_every_setting_as_the_table_has_it() -> None:
     assert [" ".join(line(setting).split()) for setting in SETTINGS] == listed
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_links_between_files_lead_somewhere(page: Path) -> None:
-    """Each relative link names a file or folder of the project."""
-    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text())
+def of_pages(missing: Callable[[Path], Iterable[str]]) -> list[str]:
+    """What is missing on any page, each with the page's name."""
+    return [f"{page.relative_to(ROOT)}: {name}" for page in PAGES for name in missing(page)]
 
-    assert [] == [link for link in links if not (page.parent / link).exists()]
+
+def test_links_between_files_lead_somewhere() -> None:
+    """Each relative link names a file or folder of the project."""
+
+    def missing(page: Path) -> list[str]:
+        links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text())
+        return [link for link in links if not (page.parent / link).exists()]
+
+    assert [] == of_pages(missing)
 
 
 def headings(page: Path) -> set[str]:
@@ -76,25 +84,28 @@ def test_pages_that_are_named_and_their_sections_are_there(folder: str) -> None:
     assert [] == missing
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_modules_that_a_page_names_are_there(page: Path) -> None:
+def test_modules_that_a_page_names_are_there() -> None:
     """By their path from the top, from `laminar/`, or by their name alone."""
-    named = set(re.findall(r"[\w/]+\.py\b", page.read_text()))
 
-    assert [] == [name for name in named if not any(path.endswith(f"/{name}") for path in MODULES)]
+    def missing(page: Path) -> list[str]:
+        named = sorted(set(re.findall(r"[\w/]+\.py\b", page.read_text())))
+        return [name for name in named if not any(path.endswith(f"/{name}") for path in MODULES)]
+
+    assert [] == of_pages(missing)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_tests_that_a_page_names_are_there(page: Path) -> None:
+def test_tests_that_a_page_names_are_there() -> None:
     """Each `tests/...py::test_name` is a function of that file."""
-    missing = [
-        f"{file}::{name}"
-        for file, name in re.findall(r"(tests/[\w/]+\.py)::(\w+)", page.read_text())
-        if not (ROOT / file).exists()
-        or not re.search(rf"^(?:async )?def {name}\(", (ROOT / file).read_text(), re.MULTILINE)
-    ]
 
-    assert [] == missing
+    def missing(page: Path) -> list[str]:
+        return [
+            f"{file}::{name}"
+            for file, name in re.findall(r"(tests/[\w/]+\.py)::(\w+)", page.read_text())
+            if not (ROOT / file).exists()
+            or not re.search(rf"^(?:async )?def {name}\(", (ROOT / file).read_text(), re.MULTILINE)
+        ]
+
+    assert [] == of_pages(missing)
 
 
 def test_every_promise_and_defect_of_laminarmq_has_its_item() -> None:

@@ -29,6 +29,8 @@ from benches.log.log_rig import BATCH_BYTES, KIB, MIB, Rig
 from benches.log.log_targets import Found
 
 GB = 10**9
+# What `--only` may name.
+PARTS = ("append", "group-commit", "checkpoints", "scan")
 # Room that is left free on the disk beside what the run writes.
 SPARE_BYTES = 4 * GB
 # Two for each of 10,000 partitions, and some.
@@ -100,6 +102,7 @@ def main() -> int:
     parser.add_argument(
         "--large-gb", type=float, default=None, help="size of the log that is opened, 10 by default"
     )
+    parser.add_argument("--only", choices=PARTS, default=None, help="one part, without the others")
     given = parser.parse_args()
     kind = on_disk.filesystem(given.directory)
     sizes = QUICK if given.quick else Sizes()
@@ -109,12 +112,12 @@ def main() -> int:
     if not given.quick and free < SPARE_BYTES + sizes.large_bytes // 20:
         sys.exit(f"{given.directory} has {free / GB:.1f} GB free, too little")
     with on_disk.folder(given.directory, "log-") as folder:
-        run(folder, kind, sizes, quick=given.quick)
+        run(folder, kind, sizes, quick=given.quick, only=given.only)
     return 0
 
 
-def run(folder: Path, filesystem: str, sizes: Sizes, *, quick: bool) -> None:
-    """All measurements, in order; the last line printed is the summary."""
+def run(folder: Path, filesystem: str, sizes: Sizes, *, quick: bool, only: str | None = None) -> None:
+    """All measurements, in order, or those of one part; the last line printed is the summary."""
     began = time.monotonic()
     table = Table()
     _allow_files()
@@ -126,26 +129,9 @@ def run(folder: Path, filesystem: str, sizes: Sizes, *, quick: bool) -> None:
     bystanders = usage.Bystanders([])
     print(log_targets.head(), flush=True)
     rig = Rig(folder)
-    rounds = sizes.rounds
     gc.freeze()
     try:
-        table.rows(log_writes.append(rig, batches=sizes.append_batches, rounds=rounds))
-        table.rows(log_writes.group_commit(rig, turns=sizes.turns, rounds=rounds))
-        table.rows(log_writes.checkpoints(rig, dirty=sizes.dirty, rounds=sizes.checkpoint_rounds))
-        table.rows({"scan": log_reads.scan(rig, total_bytes=sizes.scan_bytes, rounds=rounds)})
-        table.rows(log_reads.point_reads(rig, reads=sizes.point_reads, rounds=rounds))
-        table.rows(log_writes.sizes_appended(rig, records=sizes.records, rounds=rounds))
-        table.rows(log_reads.sizes_read(rig, records=sizes.records, rounds=rounds))
-        print(QUOTED)
-        table.rows(log_sizes.large_log(rig, total_bytes=sizes.large_bytes, rounds=rounds))
-        table.rows({"rss_1000_mib": log_sizes.many_logs(rig, logs=sizes.logs, rounds=rounds)})
-        table.rows(
-            {
-                "cold_reader": log_reads.cold_reader(
-                    rig, total_bytes=sizes.cold_bytes, commits=sizes.commits, rounds=rounds
-                )
-            }
-        )
+        _measure(rig, table, sizes, only)
     finally:
         rig.close()
     print(f"floor after:  {floors.disk_floor(folder, syncs=sizes.floor_syncs, blocks=3)}")
@@ -154,6 +140,33 @@ def run(folder: Path, filesystem: str, sizes: Sizes, *, quick: bool) -> None:
         print(f"missed: {', '.join(table.missed)}")
     print(f"took {time.monotonic() - began:.0f} s")
     print(log_targets.last_line(table.figures))
+
+
+def _measure(rig: Rig, table: Table, sizes: Sizes, only: str | None) -> None:
+    rounds = sizes.rounds
+    if only in (None, "append"):
+        table.rows(log_writes.append(rig, batches=sizes.append_batches, rounds=rounds))
+    if only in (None, "group-commit"):
+        table.rows(log_writes.group_commit(rig, turns=sizes.turns, rounds=rounds))
+    if only in (None, "checkpoints"):
+        table.rows(log_writes.checkpoints(rig, dirty=sizes.dirty, rounds=sizes.checkpoint_rounds))
+    if only in (None, "scan"):
+        table.rows({"scan": log_reads.scan(rig, total_bytes=sizes.scan_bytes, rounds=rounds)})
+    if only is not None:
+        return
+    table.rows(log_reads.point_reads(rig, reads=sizes.point_reads, rounds=rounds))
+    table.rows(log_writes.sizes_appended(rig, records=sizes.records, rounds=rounds))
+    table.rows(log_reads.sizes_read(rig, records=sizes.records, rounds=rounds))
+    print(QUOTED)
+    table.rows(log_sizes.large_log(rig, total_bytes=sizes.large_bytes, rounds=rounds))
+    table.rows({"rss_1000_mib": log_sizes.many_logs(rig, logs=sizes.logs, rounds=rounds)})
+    table.rows(
+        {
+            "cold_reader": log_reads.cold_reader(
+                rig, total_bytes=sizes.cold_bytes, commits=sizes.commits, rounds=rounds
+            )
+        }
+    )
 
 
 def _keep_memory() -> None:

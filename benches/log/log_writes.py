@@ -8,6 +8,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from crc32c import crc32c
 
@@ -28,7 +29,7 @@ from benches.log.log_rig import (
 )
 from benches.log.log_targets import DIRTY, SIZES, Found
 from laminar.batch import build
-from laminar.log import Log, Storage, StorageError
+from laminar.log import Log, Storage, StorageError, StorageSettings
 
 PARTITIONS = 16
 COMMIT_BYTES = 4096
@@ -91,7 +92,9 @@ def group_commit(rig: Rig, *, turns: int, rounds: int) -> dict[str, Found]:
     """Turns/s of one 4 KiB append to each of 16 logs and a sync, against one file's write and fdatasync.
 
     In `group_commit` the appends of a turn are made while the turn before is being synced, as those of many
-    clients are; in `group_commit_lockstep` every turn waits for the one before, as those of one would.
+    clients are; in `group_commit_lockstep` every turn waits for the one before, as those of one would. The
+    bare file holds what the journal does; in `group_commit_written` the bare loop also writes the segments,
+    as the log does behind its commits.
     """
     value = os.urandom(COMMIT_BYTES)
     with rig.directory() as bare_path, rig.directory() as path, rig.storage(path) as storage:
@@ -104,10 +107,12 @@ def group_commit(rig: Rig, *, turns: int, rounds: int) -> dict[str, Found]:
             lambda: rig.run(_turns(storage, logs, value, turns=turns, ahead=1)),
             lambda: _bare_turns(bare_path / "floor", block, turns),
             lambda: rig.run(_turns(storage, logs, value, turns=turns, ahead=0)),
+            lambda: _bare_turns(bare_path / "floor", block, turns, segments=PARTITIONS),
         )
     return {
         "group_commit": Found(found[0], found[1]),
         "group_commit_lockstep": Found(found[2], found[1]),
+        "group_commit_written": Found(found[0], found[3]),
     }
 
 
@@ -131,8 +136,17 @@ async def _turns(storage: Storage, logs: list[Log], value: bytes, *, turns: int,
     return turns / (time.perf_counter() - began)
 
 
-def _bare_turns(path: os.PathLike[str], block: bytes, turns: int) -> float:
-    """One zero-filled file, used again from its beginning: a sum, a write and an fdatasync a turn."""
+def _bare_turns(path: Path, block: bytes, turns: int, *, segments: int = 0) -> float:
+    """One zero-filled file, used again from its beginning: a sum, a write and an fdatasync a turn.
+
+    With `segments` the same bytes go into so many files, too, whenever as many wait as the log gathers.
+    """
+    others = [
+        os.open(path.with_name(f"segment-{number}"), os.O_CREAT | os.O_TRUNC | os.O_RDWR, 0o600)
+        for number in range(segments)
+    ]
+    gathered = max(1, StorageSettings().gather_bytes // len(block))
+    piece = block[: len(block) // segments] * gathered if segments else b""
     fd = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
     size = max(64, min(turns, 512)) * len(block)
     try:
@@ -141,36 +155,45 @@ def _bare_turns(path: os.PathLike[str], block: bytes, turns: int) -> float:
             os.fdatasync(fd)
         position = 0
         began = time.perf_counter()
-        for _ in range(turns):
+        for turn in range(turns):
             if position + len(block) > size:
                 position = 0
             crc32c(block)
             position += os.pwrite(fd, block, position)
             os.fdatasync(fd)
+            if turn % gathered == gathered - 1:
+                for each in others:
+                    os.write(each, piece)
         return turns / (time.perf_counter() - began)
     finally:
-        os.close(fd)
+        for each in (fd, *others):
+            os.close(each)
 
 
 def checkpoints(rig: Rig, *, dirty: tuple[int, ...] = DIRTY, rounds: int) -> dict[str, Found]:
     """p99 in ms of one 4 KiB commit after the other while a checkpoint syncs so many partitions' files.
 
-    Beside it the p99 of as many commits without a checkpoint, right before.
+    Beside it the p99 of as many commits without a checkpoint, right after. And the longest commit of each:
+    one that waits for seconds among ten thousand is in no p99.
     """
     found = {}
-    for name, count in zip((f"checkpoint_p99_{each}" for each in DIRTY), dirty, strict=True):
+    for each, count in zip(DIRTY, dirty, strict=True):
         with rig.directory() as path, rig.storage(path) as storage:
             logs = [storage.create_log(f"p-{number}") for number in range(count)]
             try:
                 pairs = [rig.run(_checkpoint(storage, logs)) for _ in range(rounds)]
             except StorageError as error:
-                print(f"{name}: not measured: {error}")
-                pairs = [(math.nan, math.nan)]
-        found[name] = Found([during for during, _ in pairs], [quiet for _, quiet in pairs])
+                print(f"checkpoint of {count}: not measured: {error}")
+                pairs = [([math.nan], [math.nan])]
+        for name, figure in (("p99", lambda commits: percentile(commits, 0.99)), ("max", max)):
+            found[f"checkpoint_{name}_{each}"] = Found(
+                [figure(during) for during, _ in pairs], [figure(quiet) for _, quiet in pairs]
+            )
     return found
 
 
-async def _checkpoint(storage: Storage, logs: list[Log]) -> tuple[float, float]:
+async def _checkpoint(storage: Storage, logs: list[Log]) -> tuple[list[float], list[float]]:
+    """ms of each commit while a checkpoint runs, then of commits without one."""
     value = os.urandom(COMMIT_BYTES)
     small = build([b"dirty"])
     for first in range(0, len(logs), 500):
@@ -183,7 +206,7 @@ async def _checkpoint(storage: Storage, logs: list[Log]) -> tuple[float, float]:
     during = await _commits(storage, logs[0], value, under_way, at_least=20)
     await under_way
     quiet = await _commits(storage, logs[0], value, None, at_least=max(200, min(len(during), 2000)))
-    return percentile(during, 0.99) * 1000, percentile(quiet, 0.99) * 1000
+    return [1000 * each for each in during], [1000 * each for each in quiet]
 
 
 async def _commits(

@@ -27,6 +27,8 @@ from laminar.batch.columns import (
 from laminar.batch.header import BatchError, Buffer, Flag, Header, Kind, verify, verify_body
 
 _T = TypeVar("_T")
+# To look up a member of an enumeration takes longer than all else that these are used for.
+_DATA, _LARGE = Kind.DATA, int(Flag.LARGE)
 _HEADERS_DECODER = msgspec.msgpack.Decoder(dict[str, bytes])
 
 
@@ -134,7 +136,7 @@ class Batch:
     @property
     def is_large(self) -> bool:
         """Whether its one record is larger than a batch, and so has no value here: see `large_record`."""
-        return bool(self.header.flags & Flag.LARGE)
+        return bool(self.header.flags & _LARGE)
 
     @property
     def columns(self) -> Set[int]:
@@ -148,7 +150,7 @@ class Batch:
     def directory(self) -> Mapping[int, Entry]:
         """Return the lines of all columns, by number; empty for a control kind."""
         if self._entries is None:
-            if self.header.kind is not Kind.DATA:
+            if self.header.kind is not _DATA:
                 self._entries = {}
             else:
                 try:

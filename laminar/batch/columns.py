@@ -58,6 +58,7 @@ _KNOWN_COLUMN_FLAGS = VARIABLE | NULLS
 MAX_TIME_MS = (2**63 - 1) // 1000
 
 _WIDTHS = {Column.TIMESTAMP: 8, Column.TAG_HASH: 8, Column.DELIVERY_TIME: 8, Column.TRACE_ID: 16}
+_DATA = Kind.DATA
 _COMPRESSIBLE = frozenset((Column.VALUE, Column.KEY, Column.HEADERS))
 _ALIGNMENT = 64
 _PART_ALIGNMENT = 8
@@ -275,7 +276,7 @@ def read_directory(frame: Buffer, header: Header) -> dict[int, Entry]:
     Raises:
         BatchError: a number is wrong, or the batch holds no records.
     """
-    if header.kind is not Kind.DATA:
+    if header.kind is not _DATA:
         raise malformed("kind", header.kind.name, Kind.DATA.name, "batch")
     if header.count == 0:
         raise malformed("count", 0, "at least 1", "batch")
@@ -331,6 +332,12 @@ _PLAIN_VALUES = (
 )
 
 
+# The same as bytes, compared at once; and the line of such a column, up to its position.
+_SHORT_ONLY_VALUES = struct.Struct("<24sIIII")
+_SHORT_PLAIN_VALUES = struct.pack("<HHIBBHIII", *_PLAIN_VALUES)
+_PLAIN_LINE = _PLAIN_VALUES[3:]
+
+
 def says_only_values(frame: Buffer) -> bool:
     """Return whether the directory says that there is one column, of plain values; nothing is verified."""
     if len(frame) < HEADER_SIZE + _ONLY_VALUES.size:
@@ -344,17 +351,19 @@ def _only_values(frame: Buffer, header: Header) -> Entry | None:
     For the most common batch it applies the rules of `read_directory` in a third of the time. None is no
     error: the general way then decides.
     """
-    fields = _ONLY_VALUES.unpack_from(frame, HEADER_SIZE)
-    position, stored_length, plain_length, null_count = fields[9:]
+    line, position, stored_length, plain_length, null_count = _SHORT_ONLY_VALUES.unpack_from(
+        frame, HEADER_SIZE
+    )
     if (
-        fields[:9] != _PLAIN_VALUES
+        line != _SHORT_PLAIN_VALUES
         or position != -(-(_ONLY_OFFSETS_AT + 4 * (header.count + 1)) // _PART_ALIGNMENT) * _PART_ALIGNMENT
         or stored_length != plain_length
         or -(-(position + stored_length) // _PART_ALIGNMENT) * _PART_ALIGNMENT != header.frame_size
         or null_count
     ):
         return None
-    return Entry._make(fields[3:])
+    # `tuple.__new__` takes a quarter of the time of `Entry`, which checks how many there are.
+    return tuple.__new__(Entry, (*_PLAIN_LINE, position, stored_length, plain_length, 0))
 
 
 def _check_entry(entry: Entry, count: int, end: int) -> int:

@@ -33,27 +33,27 @@ FAMILIES = (
     Family("topic", "Create, list, describe, trim and delete topics."),
     Family("cursor", "Cursors: the positions of consumers."),
     Family("channel", "Channels: queues of a topic, from which each record goes to one consumer."),
-    Family("delayed", "Delayed records: those that readers get later."),
+    Family("delayed", "Delayed records: records that readers get at a later time."),
     Family("record", "Single records."),
     Family("trace", "The trace: what happened to records, and who did it."),
     Family("token", "Tokens: who may do what."),
     Family("limit", "Limits: how much each principal may use."),
     Family("sink", "Sinks: batches committed over several partitions."),
-    Family("cluster", "The cluster as a whole."),
+    Family("cluster", "The health of the cluster."),
     Family("node", "The nodes of the cluster."),
-    Family("partition", "Where partitions are."),
-    Family("leader", "Which node leads a partition."),
+    Family("partition", "The placement of partitions."),
+    Family("leader", "The leaders of partitions."),
     Family("operations", "The changes of placement that are under way."),
-    Family("group", "The replicas of a partition, when they are lost for good."),
-    Family("catalog", "The cluster's own records: nodes, topics and places."),
-    Family("log", "The files of logs, on this machine; no server is asked."),
-    Family("system", "A node as a service of this machine."),
+    Family("group", "Partitions whose replicas are lost for good."),
+    Family("catalog", "The catalog of nodes, topics and placements."),
+    Family("log", "Files of logs on this machine; no server is needed."),
+    Family("system", "A node as a service of systemd."),
     Family("steer", "Steering of packets to the CPU of their shard by XDP, on this machine."),
-    Family("bench", "Loads that keep to a schedule, and how a cluster answers them."),
+    Family("bench", "Measure a cluster under load."),
     Family("pipeline", "Jobs on whole topics, run by Spark."),
     Family("cert", "A CA for a cluster, and certificates of its nodes and clients."),
     Family(
-        "secret", "The secret that a cluster's nodes share, in a file of this machine; no server is asked."
+        "secret", "The secret that a cluster's nodes share, in a file of this machine; no server is needed."
     ),
     Family("context", "Names for clusters, so that no --url is needed."),
     Family("config", "The settings of a node."),
@@ -69,7 +69,7 @@ COMMANDS = (
     Command(
         "serve",
         "serve:serve",
-        "Run a node. A setting's flag wins over LAMINAR_NAME, and that over the file.",
+        "Run a node. Flags take precedence over variables LAMINAR_..., and these over --config.",
         "laminar serve --data /var/lib/laminar --join 127.0.0.1:7070",
     ),
     Command(
@@ -87,7 +87,7 @@ COMMANDS = (
     Command(
         "search",
         "find.search:search",
-        "Find the records that have a key, a tag, a header, a text.",
+        "Find records by key, trace id, tag, header or content.",
         "laminar search flights --json origin=ORY --limit 10",
     ),
     Command(
@@ -136,13 +136,13 @@ COMMANDS = (
     Command(
         "topic move",
         "admin.route:move",
-        "Have a new partition take the records of a partition's keys.",
+        "Replace a partition by a new one, on other nodes if you like.",
         "laminar topic move flights 2 --avoid n1",
     ),
     Command(
         "topic cancel",
         "admin.route:cancel",
-        "Cancel the change of a topic's route that is under way.",
+        "Cancel a split, merge or move that is under way.",
         "laminar topic cancel flights",
     ),
     Command(
@@ -154,13 +154,13 @@ COMMANDS = (
     Command(
         "topic export",
         "backup.topic:export",
-        "Back a topic up to a folder; run again, it goes on from there.",
+        "Back up a topic to a folder; the next run adds what is new.",
         "laminar topic export flights /backups/flights",
     ),
     Command(
         "topic import",
         "backup.topic:import_",
-        "Make a topic from a backup, with its offsets and cursors.",
+        "Create a topic from a backup, with its offsets and cursors.",
         "laminar topic import /backups/flights --dry-run",
     ),
     Command(
@@ -202,7 +202,7 @@ COMMANDS = (
     Command(
         "channel describe",
         "admin.channels:describe",
-        "Show where a channel stands in each partition.",
+        "Show the state of a channel in each partition.",
         "laminar channel describe flights billing",
     ),
     Command(
@@ -214,13 +214,13 @@ COMMANDS = (
     Command(
         "channel pause",
         "admin.channels:pause",
-        "Give out no records of a channel.",
+        "Stop giving out records of a channel.",
         "laminar channel pause flights billing",
     ),
     Command(
         "channel resume",
         "admin.channels:resume",
-        "Give out the records of a channel again.",
+        "Give out records of a paused channel again.",
         "laminar channel resume flights billing",
     ),
     Command(
@@ -238,31 +238,31 @@ COMMANDS = (
     Command(
         "channel ack",
         "admin.jobs:ack",
-        "Say that jobs are done.",
+        "Acknowledge jobs: they are done.",
         "laminar channel ack flights billing 0:812:5071",
     ),
     Command(
         "channel nack",
         "admin.jobs:nack",
-        "Say that jobs failed, and are to be tried again.",
+        "Report jobs as failed: they are retried.",
         "laminar channel nack flights billing 0:812:5071 --delay 60 --reason 'no paper'",
     ),
     Command(
         "channel release",
         "admin.jobs:release",
-        "Give jobs back, as if they had not been received.",
+        "Give jobs back without counting the attempt.",
         "laminar channel release flights billing 0:812-830:5071",
     ),
     Command(
         "channel seek",
         "admin.jobs:seek",
-        "Move a channel to another place.",
+        "Move a channel to another position.",
         "laminar channel seek flights billing --at=-1h",
     ),
     Command(
         "channel aside",
         "admin.jobs:aside",
-        "List the records that wait to be tried again.",
+        "List the records that wait for a retry.",
         "laminar channel aside flights billing --key LH400",
     ),
     Command(
@@ -274,13 +274,13 @@ COMMANDS = (
     Command(
         "delayed list",
         "admin.delayed:list_delayed",
-        "Show the records that are pending.",
+        "List the delayed records that are pending.",
         "laminar delayed list flights --to 2030-01-31T12:00:00Z",
     ),
     Command(
         "delayed describe",
         "admin.delayed:describe",
-        "Show what became of a delayed record.",
+        "Show whether a delayed record is pending, published or cancelled.",
         "laminar delayed describe flights 0.1766398920000.17",
     ),
     Command(
@@ -304,7 +304,7 @@ COMMANDS = (
     Command(
         "record history",
         "find.history:history",
-        "Show what became of a record.",
+        "Show the history of a record: deliveries, acknowledgements, retries.",
         "laminar record history flights 2 812",
     ),
     Command(
@@ -346,7 +346,7 @@ COMMANDS = (
     Command(
         "doctor",
         "doctor.doctor:doctor",
-        "Check this machine and the cluster: each is ok, or what to do. --bundle writes a file for support.",
+        "Check this machine and the cluster, and say what to do. --bundle writes a file for support.",
         "laminar doctor --bundle laminar-bundle.tar.gz",
     ),
     Command(
@@ -412,7 +412,7 @@ COMMANDS = (
     Command(
         "partition unpin",
         "admin.partition:unpin",
-        "Unpin a partition: it is placed by rank again.",
+        "Unpin a partition: the cluster chooses its nodes again.",
         "laminar partition unpin flights/3",
     ),
     Command(
@@ -460,13 +460,13 @@ COMMANDS = (
     Command(
         "system unit",
         "admin.system:unit",
-        "Print a unit of systemd for a node on this machine.",
+        "Print a systemd unit for a node on this machine.",
         "laminar system unit --data /var/lib/laminar --user laminar",
     ),
     Command(
         "steer status",
         "steer:status",
-        "Show what is steered on this machine, and how many packets were.",
+        "Show the steered ports of this machine, and the number of steered packets.",
         "laminar steer status",
     ),
     Command(
@@ -478,7 +478,7 @@ COMMANDS = (
     Command(
         "token create",
         "admin.token:create",
-        "Create a token. It is shown this once: the cluster keeps no copy.",
+        "Create a token and print it. The cluster keeps no copy.",
         "laminar token create billing --grant write:orders --grant read:orders --expires 90d",
     ),
     Command(
@@ -496,13 +496,13 @@ COMMANDS = (
     Command(
         "token revoke",
         "admin.token:revoke",
-        "Revoke tokens, after asking: what is sent with them is refused from then on.",
+        "Revoke tokens: requests with them are refused.",
         "laminar token revoke 0123456789abcdef",
     ),
     Command(
         "limit list",
         "admin.limit:list_limits",
-        "List the limits of principals; those of * hold for each one that is not listed.",
+        "List the limits of principals; those of * apply to each principal without its own.",
         "laminar limit list",
     ),
     Command(
@@ -514,19 +514,19 @@ COMMANDS = (
     Command(
         "limit set",
         "admin.limit:set_limits",
-        "Set limits of a principal; what is not named stays as it is.",
+        "Set limits of a principal; limits that are not named stay as they are.",
         "laminar limit set billing requests_per_s=500 topics=20",
     ),
     Command(
         "limit remove",
         "admin.limit:remove",
-        "Remove the limits of a principal: then those of * hold for it.",
+        "Remove the limits of a principal: those of * apply to it again.",
         "laminar limit remove billing",
     ),
     Command(
         "whoami",
         "admin.token:whoami",
-        "Show as whom the cluster knows you, what you may do, and your limits.",
+        "Show your principal, its grants and its limits.",
         "laminar whoami",
     ),
     Command(
@@ -550,13 +550,13 @@ COMMANDS = (
     Command(
         "bench latency",
         "bench.bench:latency",
-        "Append records one by one and read them: the times until both.",
+        "Append records one by one and read them: the latencies of both.",
         "laminar bench latency load-test-2 --rate 500 --json",
     ),
     Command(
         "pipeline archive",
         "pipeline:archive",
-        "Write a topic to Parquet by day, each record once; run again, it continues where it was.",
+        "Write a topic to Parquet by day, each record once; the next run adds what is new.",
         "laminar pipeline archive flights archive/flights",
     ),
     Command(
@@ -592,13 +592,13 @@ COMMANDS = (
     Command(
         "cert node",
         "admin.cert:node",
-        "Make the certificate of a node.",
+        "Make a certificate for a node.",
         "laminar cert node n1 --host 10.0.0.1 --host n1.example.net",
     ),
     Command(
         "cert client",
         "admin.cert:client",
-        "Make the certificate of a client.",
+        "Make a certificate for a client.",
         "laminar cert client billing",
     ),
     Command("secret draw", "admin.secret:draw", "Print a new secret for a cluster.", "laminar secret draw"),
@@ -660,7 +660,8 @@ def build() -> App:
         version=_version,
         version_flags=["--version"],
         help_epilogue="First steps: `laminar dev`, then in a second terminal "
-        "`echo hi | laminar produce hello` and `laminar consume hello -f`.",
+        "`echo hi | laminar produce hello` and `laminar consume hello -f`. Options such as --url follow the "
+        "command: `laminar topic list --url http://n1:7070`.",
         group_commands=groups[0],
         group_parameters=groups[1],
     )

@@ -11,6 +11,7 @@ import datetime
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast
 
 import msgspec
@@ -65,7 +66,7 @@ class Record(Generic[T_co]):
     @property
     def offset(self) -> int:
         """Its offset in the partition."""
-        return self._batch.frame.base_offset + self._position
+        return self._batch.base_offset + self._position
 
     @property
     def raw(self) -> bytes:
@@ -149,10 +150,21 @@ class ReadBatch(Generic[T_co]):
     """Records of one partition within one received frame: all from ``start_offset`` to ``next_offset - 1``.
 
     Or those of them that passed the reader's filter. There may be none: then no record of the range passed,
-    and ``next_offset`` is where reading goes on. ``node`` is the replica that served it.
+    and ``next_offset`` is where reading goes on. ``node`` is the replica that served it. ``base_offset`` is
+    the offset of the frame's first record, which may lie before ``start_offset``.
     """
 
-    __slots__ = ("_rows", "decode", "frame", "next_offset", "node", "partition", "start_offset", "topic")
+    __slots__ = (
+        "_rows",
+        "base_offset",
+        "decode",
+        "frame",
+        "next_offset",
+        "node",
+        "partition",
+        "start_offset",
+        "topic",
+    )
 
     def __init__(
         self,
@@ -165,10 +177,11 @@ class ReadBatch(Generic[T_co]):
         node: str,
         decode: Callable[[bytes], T_co],
     ) -> None:
-        base_offset = frame.base_offset
+        base_offset = frame.header.base_offset
         first = max(start_offset - base_offset, 0)
-        stop = min(stop_offset - base_offset, len(frame))
+        stop = min(stop_offset - base_offset, frame.header.count)
         self.frame = frame
+        self.base_offset = base_offset
         self.topic = topic
         self.partition = partition
         self.node = node
@@ -195,7 +208,7 @@ class ReadBatch(Generic[T_co]):
 
     def rest(self, offset: int) -> ReadBatch[T_co]:
         """Return the records from `offset` on, as a batch."""
-        return self._with(self._rows[bisect_left(self._rows, offset - self.frame.base_offset) :], offset)
+        return self._with(self._rows[bisect_left(self._rows, offset - self.base_offset) :], offset)
 
     def _with(self, rows: Sequence[int], start_offset: int) -> ReadBatch[T_co]:
         made = ReadBatch(
@@ -230,7 +243,7 @@ class ReadBatch(Generic[T_co]):
     @property
     def offsets(self) -> Sequence[int]:
         """Offsets of the records."""
-        base, rows = self.frame.base_offset, self._rows
+        base, rows = self.base_offset, self._rows
         if isinstance(rows, range):
             return range(base + rows.start, base + rows.stop)
         return [base + row for row in rows]
@@ -238,12 +251,11 @@ class ReadBatch(Generic[T_co]):
     @property
     def last_offset(self) -> int:
         """Offset of the last record; -1 if there is none."""
-        return self.frame.base_offset + self._rows[-1] if self._rows else -1
+        return self.base_offset + self._rows[-1] if self._rows else -1
 
     def records(self) -> Iterator[Record[T_co]]:
-        """Yield the records one by one."""
-        for position in self._rows:
-            yield Record(self, position)
+        """Return an iterator over the records, which are made one by one."""
+        return map(Record, repeat(self), self._rows)
 
     def __iter__(self) -> Iterator[Record[T_co]]:
         return self.records()

@@ -30,8 +30,12 @@ class EntryPoints:
 def default_entry_points(settings: Settings, environment: Environment) -> EntryPoints:
     """Return the real controller, shard and recovery, loaded so that children find them in memory."""
     # Here and not at the top: a caller that has entry points of its own does not load all of this.
+    from laminar.console.files import console_files
     from laminar.node.assembly import run_shard
     from laminar.node.catalog import controller
+
+    if settings.console == "on":
+        console_files()  # read and compressed once, and not by each shard
 
     def owner(entry: ReplicaEntry, shards: int) -> int:
         return owner_shard(entry.partition_hash, shards)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import struct
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -149,27 +151,40 @@ def test_an_honest_directory_passes() -> None:
 
 
 @pytest.mark.parametrize("field", FIELDS)
-@pytest.mark.parametrize("line", range(8))
-@pytest.mark.parametrize("by", [1, -1, 8, 64, 2**31])
-def test_no_field_of_a_directory_may_lie(line: int, field: str, by: int) -> None:
+def test_no_field_of_a_directory_may_lie(field: str) -> None:
     """Whatever a line says other than the truth is refused, by the leader and by a reader.
 
     Two lies are not the leader's to find: plain bytes said to be compressed, as he unfolds nothing, which a
     reader notices; and a column that calls itself one of the future, which is nobody's to know.
     """
     form, at = FIELDS[field]
-    place = HEADER_SIZE + 8 + 32 * line + at
-    original = struct.unpack_from(form, full_frame(), place)[0]
-    value = (original + by) % 2 ** (8 * struct.calcsize(form))
-    if value == original or (field == "column" and value > max(Column)):
-        return
-    frame = lie(line, field, value)
+    told = 0
+    believed = []
+    for line, by in itertools.product(range(8), (1, -1, 8, 64, 2**31)):
+        place = HEADER_SIZE + 8 + 32 * line + at
+        original = struct.unpack_from(form, full_frame(), place)[0]
+        value = (original + by) % 2 ** (8 * struct.calcsize(form))
+        if value == original or (field == "column" and value > max(Column)):
+            continue
+        told += 1
+        frame = lie(line, field, value)
+        looks = (read_everything, *([] if field == "codec" else [of_the_leader]))
+        believed += [(look.__name__, line, by) for look in looks if not refuses(look, frame)]
 
-    with pytest.raises(BatchError):
-        read_everything(frame)
-    if field != "codec":
-        with pytest.raises(BatchError):
-            check_directory(frame, **LIMITS)
+    assert told >= 10
+    assert [] == believed
+
+
+def of_the_leader(frame: bytearray) -> None:
+    check_directory(frame, **LIMITS)
+
+
+def refuses(look: Callable[[bytearray], object], frame: bytearray) -> bool:
+    try:
+        look(frame)
+    except BatchError:
+        return True
+    return False
 
 
 @given(st.integers(128, 128 + 8 + 8 * 32 - 1), st.integers(1, 255))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benches.common import floors, usage
+from benches.common import bare_tls, floors, usage
 from benches.common.targets import TARGETS, Target, last_line
 from benches.consensus import bench_raft
 from benches.consensus.raft_groups import Loaded, together
@@ -21,6 +21,7 @@ from benches.log.log_sizes import HollowDisk
 from benches.log.log_targets import LOG_TARGETS, Found, LogTarget
 from laminar.batch import Batch
 from laminar.log import RealDisk, Storage
+from tests.certificates import Authority
 
 # Real nodes on whatever cores there are: a busy machine takes its time.
 LIMIT_S = 450
@@ -89,10 +90,27 @@ def test_a_flood_here_is_compared_with_one_elsewhere() -> None:
 
 def test_tls_and_tokens_are_judged_by_the_median_ratio() -> None:
     """Of rounds that ran side by side, not of all rates of a side: the machine may be slower in one round."""
-    said = bench_secure.line("POST/s, 1 connection", [100, 1000, 10], [91, 800, 9.5])
+    load, both = bench_secure.POST_1, bench_secure.BOTH
+    plain = [bench_secure.Measured(per_s, 40) for per_s in (100, 1000, 10)]
+    secure = [bench_secure.Measured(*each) for each in ((91, 50), (800, 50), (9.5, 80))]
+    said = bench_secure.line(load, both, plain, secure, added_us=10)
 
-    assert "91 with TLS and tokens, 100 without: 0.91 (0.80 to 0.95), target 0.9: met" in said
-    assert "MISSED" in bench_secure.line("POST/s, 1 connection", [100], [89])
+    assert "91 and 100 with TLS and tokens and with neither: 0.91 (0.80 to 0.95), target 0.9: met" in said
+    assert "CPU 50.0 and 40.0 us: 0.80, floor 0.80" in said
+    slow = [bench_secure.Measured(89, 50)]
+    assert "MISSED" in bench_secure.line(load, both, plain[:1], slow, added_us=10)
+
+
+async def test_what_tls_adds_is_found_by_two_bare_ends(tmp_path: Path) -> None:
+    """Both sides exchange all that was asked for, on each connection."""
+    authority = Authority(tmp_path / "ca")
+    server = authority.node("bare", "127.0.0.1").server_context()
+
+    found = await bare_tls.exchange(
+        server, authority.context(), request=bytes(300_000), answer=b"done", connections=3, count=30, rounds=1
+    )
+
+    assert found.tls_us > 0 < found.plain_us
 
 
 def test_the_disk_floor_leaves_no_file(real_disk: Path) -> None:

@@ -45,6 +45,13 @@ def test_the_first_context_is_the_current_one_and_the_client_goes_there(laminar:
     assert (("http://127.0.0.2:1", "http://127.0.0.3:1"), None) == (away.urls, away.token)
 
 
+def test_urls_of_a_context_may_have_commas_between(laminar: Command) -> None:
+    """As those of --url and LAMINAR_URL, and beside others."""
+    assert 0 == laminar("context", "add", "three", "127.0.0.2:1,http://127.0.0.3:1", "127.0.0.4:1").code
+
+    assert ("http://127.0.0.2:1", "http://127.0.0.3:1", "http://127.0.0.4:1") == resolve(None, None).urls
+
+
 def test_the_list_shows_no_token(laminar: Command) -> None:
     """That there is one is shown, not which."""
     laminar("context", "add", "home", "http://127.0.0.1:7070", "--token", "s3cret")

@@ -171,7 +171,7 @@ class Writing:
         topic: str,
         partitions: int,
         *,
-        pause_s: float = 0.05,
+        pause_s: float = 0.2,
         tags: Sequence[str | None] = (None,),
     ) -> None:
         self._tags = tags

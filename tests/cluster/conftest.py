@@ -45,7 +45,7 @@ def until_all_vote(cluster: LocalCluster) -> None:
     deadline = time.monotonic() + 120
     while (told := _catalog_voters(cluster.urls[0])) < cluster.nodes:
         assert time.monotonic() < deadline, f"{told:g} of {cluster.nodes} nodes vote"
-        time.sleep(0.02)
+        time.sleep(0.1)  # it is a long page
 
 
 def _catalog_voters(url: str) -> float:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import laminar
+from laminar.cli import run
 from laminar.testing.cluster import LocalCluster
 
 SECRET = "a secret of the nodes of this test"
@@ -67,15 +70,19 @@ class Guarded(LocalCluster):
 
 
 def run_laminar(cluster: Guarded, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
-    """Run `laminar` in a process of its own, on the cluster."""
+    """Run `laminar` on the cluster, with the environment of a process of its own, but in this one."""
     environment = cluster.environment() | {"LAMINAR_URL": ",".join(cluster.urls), **more}
     if cluster.ca is not None:
         environment["LAMINAR_CA"] = str(cluster.ca)
-    return subprocess.run(
-        [sys.executable, "-m", "laminar.cli", *arguments],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
+    own = dict(os.environ)
+    try:
+        os.environ.clear()
+        os.environ.update(environment)
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            code = run(arguments)
+    finally:
+        os.environ.clear()
+        os.environ.update(own)
+    said = [stream.buffer.getvalue().decode() for stream in (out, err)]
+    return subprocess.CompletedProcess(arguments, code, *said)

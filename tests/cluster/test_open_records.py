@@ -75,6 +75,8 @@ def test_what_is_open_is_kept_beyond_the_retention_and_given_out_once(
         replacing_cluster.spawn(number)
     replacing_cluster.wait_ready()
 
+    until("not all replicas keep up", lambda: len(holders(urls[0], TOPIC)) == 3)
+
     # One dies for good, and another takes its place: it gets a log that begins after both records.
     nodes = [member.name for member in replacing_cluster.members]
     gone = next(number for number in (3, 2, 1) if nodes[number] in holders(urls[0], TOPIC))

@@ -413,6 +413,7 @@ class FaultDisk:
             return [] if directory is None else self._names.listing(directory)
 
     def make_directory(self, path: str) -> None:
+        self.before("make directory", path)
         made = False
         with self._lock:
             directory = self._names.root
@@ -425,6 +426,11 @@ class FaultDisk:
                     directory = node
         if made:
             self.step("make directory", path)
+
+    def make_directories(self, paths: Sequence[str]) -> None:
+        for path in paths:
+            self.make_directory(path)
+        self.before("sync directory", os.path.dirname(paths[0]))
 
     def sync_directory(self, path: str) -> None:
         self.step("sync directory", path)

@@ -19,7 +19,8 @@ class Rule(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """One fault: where, when, and what. Only one of the effects.
 
     `operation` and `path` are patterns (`*`): "read", "write", "reserve", "sync", "truncate", "create",
-    "rename", "unlink", "sync directory". `first_byte` to `last_byte`, both included, narrow reads and writes.
+    "rename", "unlink", "make directory", "sync directory". `first_byte` to `last_byte`, both included, narrow
+    reads and writes.
     """
 
     operation: str = "*"

@@ -187,6 +187,14 @@ MUTANTS = (
         f"{RESTARTS}::test_pitfall_31_an_entry_of_a_later_term_behind_another_predecessor_is_refused",
     ),
     _one(
+        "an entry counts with the frame before its own",
+        "partition_log.log",
+        "Log._take_counted",
+        "waiting[0][0] <= counted",
+        "waiting[0][0] <= counted + 1",
+        "tests/log/partition_log/test_log.py::test_durability_is_counted_per_entry",
+    ),
+    _one(
         "acknowledged before the sync",
         "commit.group_commit",
         "GroupCommit._write_frame",
@@ -334,6 +342,14 @@ MUTANTS = (
         "self._disk.sync_directory(self._store)",
         "pass",
         MACHINE,
+    ),
+    _one(
+        "after a failed sync of new directories each is made and synced again",
+        "commit.segment_writer",
+        "SegmentWriter._make_directories",
+        'error.operation.startswith("sync")',
+        "False",
+        "tests/log/commit/test_new_directories.py",
     ),
     _one(
         "the directories of segments are not synced",

@@ -6,12 +6,14 @@ import asyncio
 import errno
 import os
 import random
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from laminar.log import RealDisk, Storage, StorageClosed, StorageSettings
+from laminar.log.format.manifest import ManifestChange, ReplicaEntry
 from tests.disks.fault_disk import FaultDisk
 from tests.log.histories import (
     HOME,
@@ -192,20 +194,24 @@ def test_a_deleted_log_that_cannot_be_moved_to_the_trash_is_moved_later() -> Non
 
 
 def test_a_change_of_the_manifest_takes_back_no_other_that_is_under_way() -> None:
-    """A replica begins anew while others are added: a list that was made before would leave these out."""
+    """Replicas begin anew while another is added: it is given what is there when its turn has come."""
 
     async def main() -> None:
         disk = FaultDisk()
         storage = Storage.open(disk, HOME, LOGS, settings=SMALL)
         first, second = manifest_entry(1), manifest_entry(2)
-        changed = msgspec.structs.replace(first, state="empty")
+
+        def begin_anew(known: Mapping[int, ReplicaEntry]) -> ManifestChange:
+            return {key: msgspec.structs.replace(entry, state="empty") for key, entry in known.items()}
+
+        expected = list(begin_anew({1: first, 2: second}).values())
         await storage.write_manifest([first])
         adding = asyncio.ensure_future(storage.write_manifest([first, second]))
         await asyncio.sleep(0)
-        await storage.change_manifest(lambda known: {changed.replica_id: changed})
+        await storage.change_manifest(begin_anew)
         await adding
-        assert [changed, second] == storage.manifest.entries
+        assert expected == storage.manifest.entries
         await storage.close()
-        assert [changed, second] == open_inline(disk).manifest.entries
+        assert expected == open_inline(disk).manifest.entries
 
     run(main())

@@ -92,9 +92,7 @@ class Disk(Replica):
                 for message in was.messages_after_sync:
                     self.post(message, ())
                 if written is not None:
-                    self.core.persisted(
-                        index=written.index, term=written.term, truncations=written.truncations
-                    )
+                    self.core.persisted(written)
 
     def _sync_configurations(self, entries: object) -> None:
         # A configuration is synced before anything follows it (docs/consensus.md#recovering).

@@ -9,9 +9,20 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
-from raft import AnyMessage, Append, Configuration, Core, Entry, HardState, Place, Ready, Role, Settings
+from raft import (
+    AnyMessage,
+    Append,
+    Configuration,
+    Core,
+    Entry,
+    HardState,
+    Place,
+    Ready,
+    Role,
+    Settings,
+    Written,
+)
 
 CLUSTER = b"c" * 16
 GROUP = b"g" * 16
@@ -24,15 +35,6 @@ Head = tuple[bytes, bytes, int, int, int, int]
 def noop(place: Place) -> Entry:
     """What opens a term."""
     return Entry(place.index, place.term, b"noop %d" % place.term, 128)
-
-
-@dataclass(frozen=True, slots=True)
-class Written:
-    """What `Core.persisted` is told when a Ready's entries are durable."""
-
-    index: int
-    term: int
-    truncations: int
 
 
 class MemoryLog:
@@ -182,7 +184,8 @@ class Replica:
             self.post(send.message, self.log.slice(send.first_index, send.last_index))
         written = None
         if ready.entries:
-            written = Written(ready.entries[-1].index, ready.entries[-1].term, self.core.truncations)
+            written = ready.written
+            assert (written.index, written.term) == (ready.entries[-1].index, ready.entries[-1].term)
         if written or ready.hard_state or ready.messages_after_sync or ready.truncate_from is not None:
             self.unsynced.append((ready, written))
         self.reads.update(ready.reads)
@@ -211,7 +214,7 @@ class Replica:
                 self.post(message, ())
         for _, written in done:
             if written is not None:
-                self.core.persisted(index=written.index, term=written.term, truncations=written.truncations)
+                self.core.persisted(written)
                 self.perform()
 
     def sync(self, count: int | None = None) -> None:

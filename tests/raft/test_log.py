@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from raft import Configuration, ConfigurationRefused, Entry
+from raft import Configuration, ConfigurationRefused, Entry, Written
 from raft.configuration import check_step
 from raft.log import RaftLog
 from tests.raft.harness import MemoryLog, entries_of
@@ -31,7 +31,7 @@ class LogMachine(RuleBasedStateMachine):
         # What was handed out and is not written yet, what lies on the disk, and what a sync has covered.
         self.writes: list[tuple[int | None, list[Entry]]] = []
         self.disk: list[Entry] = []
-        self.completions: list[tuple[int, int, int]] = []
+        self.completions: list[Written] = []
 
     @rule(count=st.integers(1, 3), raise_term=st.booleans(), change=st.booleans())
     def append(self, count: int, raise_term: bool, change: bool) -> None:
@@ -86,9 +86,9 @@ class LogMachine(RuleBasedStateMachine):
         if truncate_from is not None or entries:
             self.writes.append((truncate_from, list(entries)))
             if self.model:
-                self.completions.append((len(self.model), self.model[-1].term, self.log.truncations))
+                self.completions.append(Written(len(self.model), self.model[-1].term, self.log.truncations))
             else:
-                self.completions.append((0, 0, self.log.truncations))
+                self.completions.append(Written(0, 0, self.log.truncations))
 
     @precondition(lambda self: self.log.committed_index < len(self.model))
     @rule()
@@ -103,8 +103,7 @@ class LogMachine(RuleBasedStateMachine):
         if truncate_from is not None:
             del self.disk[truncate_from - 1 :]
         self.disk += entries
-        index, term, cuts = self.completions.pop(0)
-        self.log.persisted(index, term, truncations=cuts)
+        self.log.persisted(self.completions.pop(0))
         if not self.writes:
             self.take()
         if not self.writes:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from raft import Configuration, Entry, EntryTooLarge, HardState, Role, TooMuchUncommitted
+from raft import Configuration, Entry, EntryTooLarge, HardState, Role, TooMuchUncommitted, Written
 from raft.messages import (
     Append,
     AppendAnswer,
@@ -94,11 +94,11 @@ def test_pitfall_03_an_old_completion_never_confirms_an_overwrite() -> None:
     replica.receive((PreVoteAnswer(*head(2, 1, 3), granted=True), ()), now_ms=0)
     replica.receive((VoteAnswer(*head(2, 1, 3), granted=True), ()), now_ms=0)
     assert replica.core.is_leader
-    replica.core.persisted(index=2, term=1, truncations=0)
+    replica.core.persisted(Written(2, 1, truncations=0))
     assert replica.core.progress[1].match_index == 0
     assert replica.core.dropped == {"old_completion": 1}
 
-    replica.core.persisted(index=2, term=2, truncations=1)
+    replica.core.persisted(Written(2, 2, truncations=1))
     assert replica.core.progress[1].match_index == 2
 
 

@@ -8,10 +8,16 @@ from tests.mutation import Mutant
 from tests.sim.mutants import CASES
 
 
-@pytest.mark.parametrize("mutant", [case.mutant for case in CASES], ids=lambda mutant: mutant.name)
-def test_the_text_that_a_mutant_changes_is_there(mutant: Mutant) -> None:
+def test_the_text_that_a_mutant_changes_is_there() -> None:
     """A mutant that changed nothing would pass for a rule that no test needs."""
-    mutant.check()
+    void = []
+    for case in CASES:
+        try:
+            case.mutant.check()
+        except (AttributeError, ImportError, LookupError, SyntaxError) as error:
+            void.append(f"{case.mutant.name}: {error!r}")
+
+    assert CASES and [] == void
 
 
 def test_a_mutant_without_its_text_is_an_error() -> None:

@@ -138,7 +138,7 @@ def test_an_acknowledgement_before_the_sync_is_noticed(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(GroupCommit, "when_stored", hasty)
     busy = Options(seed=0, clients=3, client_pause_s=0.05, disk_s=0.3, fault_pause_s=3.0, trouble_s=60.0)
-    for seed in range(7, 30):  # one in five of these worlds finds it
+    for seed in (11, 12, 9, *range(13, 30)):  # one in three of these worlds finds it, of late the first
         try:
             simulate(replace(busy, seed=seed))
         except AssertionError:

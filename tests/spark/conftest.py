@@ -14,10 +14,16 @@ import laminar
 import laminar.spark
 from laminar.spark.read import cluster as clusters
 from laminar.testing import nodes
-from tests.spark.quick_python import quick_python
+from tests.spark.warm_python import warm_python
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+# Whether Spark compiles code for each query: more work than these short ones are. `compiled` has it.
+CODE = {
+    False: {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"},
+    True: {"spark.sql.codegen.wholeStage": "true", "spark.sql.codegen.factoryMode": "FALLBACK"},
+}
 
 
 @pytest.fixture(scope="session")
@@ -54,7 +60,6 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     from pyspark.sql import SparkSession
 
     home = tmp_path_factory.mktemp("spark")
-    os.environ["PYSPARK_PYTHON"] = str(quick_python(home))
     # Spark's processes import the sink that fails on purpose.
     paths = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)
@@ -68,13 +73,28 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         "spark.local.dir": str(home / "local"),
         "spark.sql.warehouse.dir": str(home / "warehouse"),
         "spark.sql.streaming.stopTimeout": "20s",
+        # A query that has read everything asks for more at once: 100 times a second by default.
+        "spark.sql.streaming.pollingDelay": "50ms",
+        **CODE[False],
     }
     for name, value in settings.items():
         builder = builder.config(name, value)
-    session = builder.getOrCreate()
-    session.sparkContext.setLogLevel("OFF")
-    yield session
-    session.stop()
+    with warm_python(home) as python:
+        os.environ["PYSPARK_PYTHON"] = str(python)
+        session = builder.getOrCreate()
+        session.sparkContext.setLogLevel("OFF")
+        yield session
+        session.stop()
+
+
+@pytest.fixture
+def compiled(spark: SparkSession) -> Iterator[None]:
+    """Queries of this test are compiled, as by default."""
+    for on in (True, False):
+        for name, value in CODE[on].items():
+            spark.conf.set(name, value)
+        if on:
+            yield
 
 
 @pytest.fixture

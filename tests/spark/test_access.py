@@ -56,6 +56,7 @@ def copied(guarded: Guarded, topic: str) -> list[int]:
 @pytest.mark.parametrize(
     "by_file", [pytest.param(False, id="token", marks=pytest.mark.long), pytest.param(True, id="file")]
 )
+@pytest.mark.usefixtures("compiled")
 def test_source_and_sink_go_over_tls_with_a_token(
     guarded: Guarded, topics: tuple[str, str], spark: SparkSession, tmp_path: Path, by_file: bool
 ) -> None:

@@ -30,6 +30,7 @@ def places(rows: list[Any]) -> list[tuple[int, int]]:
     return sorted((row.partition, row.offset) for row in rows)
 
 
+@pytest.mark.usefixtures("compiled")
 def test_a_batch_read_equals_what_was_appended(topic: Topic, read: Read) -> None:
     """Every column of every record, as the client reads it."""
     fill(topic, 5_000)
@@ -96,6 +97,7 @@ def test_of_one_tag_only_its_records_are_read(topic: Topic, read: Read) -> None:
     assert 0 == read(topic, tag="green").count()
 
 
+@pytest.mark.usefixtures("compiled")
 def test_filters_can_be_taken_over(topic: Topic, read: Read) -> None:
     """With `pushdown` the same rows come as without, and partitions that no filter asks for have no task."""
     fill(topic, 300)

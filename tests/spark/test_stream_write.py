@@ -102,6 +102,7 @@ def finish(query: StreamingQuery) -> None:
     assert query.awaitTermination(PATIENCE_S), "the query did not end"
 
 
+@pytest.mark.usefixtures("compiled")
 def test_a_stream_writes_what_it_reads(topic: Topic, out: Topic, start: Start) -> None:
     """Keys, values, headers, tags and times; each key in order, in the partition where a producer puts it."""
     fill(topic, RECORDS)

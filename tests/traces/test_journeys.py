@@ -10,7 +10,7 @@ import pytest
 from tests.traces.journeys import trace_of
 
 # Moves between files: those of November 2026, with room for a node's timers that fire meanwhile.
-MOST_MOVES = {"append": 130, "read": 260}
+MOST_MOVES = {"append": 86, "read": 190}
 
 
 @pytest.mark.parametrize("journey", MOST_MOVES)

@@ -20,7 +20,8 @@ from laminar.batch.columns import NULLS, Column, Entry
 
 # Arrow reads numbers at addresses that are multiples of this.
 _ALIGNMENT = 8
-_VARIABLE = {"key": Column.KEY, "value": Column.VALUE, "tag": Column.TAG}
+_VALUE = Column.VALUE  # looking it up takes as long as making a buffer
+_VARIABLE = {"key": Column.KEY, "value": _VALUE, "tag": Column.TAG}
 
 
 def schema(columns: Sequence[str] | None = None) -> pyarrow.Schema:
@@ -154,7 +155,7 @@ def _headers(batch: Batch, kind: pyarrow.DataType) -> pyarrow.Array:
 
 def _cells(batch: Batch, entry: Entry, *, column: Column, kind: pyarrow.DataType) -> pyarrow.Array:
     count = batch.header.count
-    if column is Column.VALUE and batch.is_large:
+    if column is _VALUE and batch.is_large:
         return pyarrow.nulls(count, kind)
     frame = pyarrow.py_buffer(batch.frame)
     if frame.address % _ALIGNMENT == 0 and not entry.codec:

@@ -14,7 +14,9 @@ from laminar.cli.options import AS_TABLE, Listing
 
 def add(
     name: Annotated[str, Parameter(help="A name for the cluster.")],
-    *urls: Annotated[str, Parameter(help="URLs of its nodes; one is enough, more are safer.")],
+    *urls: Annotated[
+        str, Parameter(help="URLs of its nodes, also with commas between; one is enough, more are safer.")
+    ],
     token: Annotated[
         str | None,
         Parameter(help="The token. Other users of this machine can see it here, but not in --token-file."),

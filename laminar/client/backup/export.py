@@ -35,7 +35,7 @@ from laminar.client.backup.manifest import (
     value_name,
     wrong,
 )
-from laminar.client.backup.parallel import for_each
+from laminar.client.backup.parallel import for_each, in_thread
 from laminar.client.consume.large_values import Value
 from laminar.client.errors import ConfigError, Error, OffsetExpired, Unavailable
 from laminar.client.net.session import Session, topic_path
@@ -119,7 +119,7 @@ async def export_topic(
         export = _Export(session, topic, folder, form, file_bytes or FILE_BYTES, progress)
         manifest = await export.run(known)
         if manifest != known:
-            await asyncio.to_thread(folder.put_manifest, manifest)
+            await in_thread(folder.put_manifest, manifest)
         return manifest, export.done
 
 
@@ -242,7 +242,7 @@ class _Export:
                 held.start = held.end = offset
             if offset != held.end:
                 raise wrong(str(self._folder.path / name), "first_offset", offset, held.end)
-            await asyncio.to_thread(self._take, held, name)
+            await in_thread(self._take, held, name)
         return held
 
     def _check_there(self, known: PartitionBackup) -> None:
@@ -392,7 +392,7 @@ class _Export:
         """Write the value of a large record to a file of its own, before the batch that stands for it."""
         name = value_name(now.partition, stub.base_offset)
         if (self._folder.path / name).exists():  # of an export that was killed
-            return await asyncio.to_thread(self._value_file, now.partition, stub)
+            return await in_thread(self._value_file, now.partition, stub)
         writer = self._folder.writer(name)
         try:
             value = Value(
@@ -400,10 +400,10 @@ class _Export:
             )
             async with value:
                 async for chunk in value:  # its end is checked against length and checksum
-                    await asyncio.to_thread(writer.write, chunk)
+                    await in_thread(writer.write, chunk)
                     self.done.bytes += len(chunk)
                     self._progress(self.done)
-            digest = await asyncio.to_thread(writer.finish)
+            digest = await in_thread(writer.finish)
         finally:
             writer.discard()
         self.done.files += 1
@@ -450,7 +450,7 @@ class _Files:
         sink = self._sink
         if sink is not None and self._parts and (is_end or self._pending >= sink.least_bytes):
             parts, self._parts, self._pending = self._parts, [], 0
-            await asyncio.to_thread(sink.write, parts)
+            await in_thread(sink.write, parts)
 
     async def finish(self) -> None:
         """Give the file its name, if there is one."""
@@ -459,7 +459,7 @@ class _Files:
         if sink is None:
             return
         try:
-            digest = await asyncio.to_thread(sink.finish)
+            digest = await in_thread(sink.finish)
         finally:
             sink.discard()
         self._held.files.append(BatchFile(self._name, sink.bytes, digest, self._first, self._held.end))

@@ -25,7 +25,7 @@ from laminar.client.backup.contents import Part, bare_stub, check, parts_of
 from laminar.client.backup.folder import manifest_bytes, open_plain
 from laminar.client.backup.lineage import changes_of, whole_of
 from laminar.client.backup.manifest import MANIFEST, Manifest, PartitionBackup, decode
-from laminar.client.backup.parallel import for_each
+from laminar.client.backup.parallel import for_each, in_thread
 from laminar.client.consume.large_values import Value
 from laminar.client.errors import AlreadyExists, Error, NotFound
 from laminar.client.net.session import Session, topic_path
@@ -235,7 +235,7 @@ class _Import:
         parts = self._parts(partition)
         held: Part | None = None
         while True:
-            request, held = await asyncio.to_thread(_next_request, parts, held, end)
+            request, held = await in_thread(_next_request, parts, held, end)
             if not request:
                 break
             if request[0].value is not None:
@@ -280,7 +280,7 @@ class _Import:
         with open_plain(self._folder, part.value.name) as file:
             while True:
                 wanted = part_bytes(parts, PART_BYTES, self._most_bytes)
-                piece = await asyncio.to_thread(file.read, wanted)
+                piece = await in_thread(file.read, wanted)
                 if not piece:
                     break
                 leader = await self._leader(number)
@@ -318,7 +318,7 @@ class _Import:
                 self._topic, number, offset=at, max_bytes=FETCH_BYTES, at_least=at + 1
             )
             frames = split_headers(answer.body)
-            wanted = await asyncio.to_thread(list, islice(parts, len(frames)))
+            wanted: list[Part] = await in_thread(list, islice(parts, len(frames)))
             for (frame, header), part in zip_longest(frames, wanted):
                 verify_body(frame, header)
                 if part is None or (header.base_offset, header.next_offset) != (part.first, part.next):

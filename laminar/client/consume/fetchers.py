@@ -126,11 +126,6 @@ class Fetchers(Generic[T]):
         """The error that ended the reading; None while there is none."""
         return self._failure
 
-    @property
-    def over(self) -> bool:
-        """Whether no partition is being read, or the reading failed."""
-        return not (self._tasks or self._expecting()) or self._failure is not None
-
     async def first_fetch(self, partition: int, start: int | str) -> tuple[int, int, Answer | None]:
         """Find where to start and end reading; return first offset, end offset and the leader's answer.
 
@@ -351,7 +346,7 @@ class Fetchers(Generic[T]):
                 self._leave_out(partition, offset, max(offset, header.base_offset), header.next_offset)
                 offset = header.next_offset
                 continue
-            if batch or self._keep is None:
+            if self._keep is None or batch:
                 self._put(batch, len(frame))
             else:
                 self._pass(partition, offset, batch.next_offset)

@@ -16,6 +16,7 @@ import asyncio
 import datetime
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -51,20 +52,20 @@ def start_parameter(start: str | datetime.datetime, *, now_ms: int) -> str:
         return str(int(start.timestamp() * 1000))
     if start in ("earliest", "latest"):
         return start
-    number = start[1:].rstrip("msdhw")
-    unit = start[1 + len(number) :]
-    if start.startswith("-") and number.isdecimal() and unit in _UNITS_MS:
-        return str(now_ms - int(number) * _UNITS_MS[unit])
-    try:
-        return str(int(datetime.datetime.fromisoformat(start).timestamp() * 1000))
-    except ValueError:
-        raise ConfigError(
-            f"start={start!r} is neither a place nor a time",
-            code="bad_start",
-            field="start",
-            value=start,
-            hint="use earliest, latest, -10m, an RFC 3339 time, a datetime or {partition: offset}",
-        ) from None
+    if isinstance(start, str):
+        number = start[1:].rstrip("msdhw")
+        unit = start[1 + len(number) :]
+        if start.startswith("-") and number.isdecimal() and unit in _UNITS_MS:
+            return str(now_ms - int(number) * _UNITS_MS[unit])
+        with suppress(ValueError):
+            return str(int(datetime.datetime.fromisoformat(start).timestamp() * 1000))
+    raise ConfigError(
+        f"start={start!r} is neither a place nor a time",
+        code="bad_start",
+        field="start",
+        value=start,
+        hint="use earliest, latest, -10m, an RFC 3339 time, a datetime or {partition: offset}",
+    )
 
 
 class Reader(Generic[T]):
@@ -149,7 +150,7 @@ class Reader(Generic[T]):
 
     async def _iterate(self) -> AsyncIterator[Record[T]]:
         positions = self.positions
-        async for batch in self._take_batches():
+        while (batch := await self._take()) is not None:
             partition = batch.partition
             # If the loop breaks off in this batch, `_take` returns the rest of it next.
             self._unfinished = batch
@@ -170,8 +171,7 @@ class Reader(Generic[T]):
 
         With a filter a batch may be empty: nothing passed up to its `next_offset`, where positions are now.
         """
-        async for batch in self._take_batches():
-            self.positions[batch.partition] = batch.next_offset
+        while (batch := await self.next_batch()) is not None:
             yield batch
 
     async def next_batch(self) -> ReadBatch[T] | None:
@@ -284,17 +284,8 @@ class Reader(Generic[T]):
 
     # -- the queue -----------------------------------------------------------------------------
 
-    async def _take_batches(self) -> AsyncIterator[ReadBatch[T]]:
-        try:
-            while (batch := await self._take()) is not None:
-                yield batch
-        finally:
-            # Fetching that still goes on is left alone. Python may close this generator long after its loop
-            # broke off, when the next loop is reading already.
-            if self._fetchers.over:
-                await self._fetchers.close()
-
     async def _take(self) -> ReadBatch[T] | None:
+        """Return the rest of the batch in which a loop broke off, else the next one; None at the end."""
         if not self._begun:
             await self._begin()
         if self._paused:
@@ -320,11 +311,11 @@ class Reader(Generic[T]):
         places = await self._session.topic_map(self._topic, timeout_s=self._timeout_s)
         named = [*(self._wanted or ()), *(self._start if isinstance(self._start, Mapping) else ())]
         lineage = Lineage(places.route)
-        if places.route.version or any(each not in places.places for each in named):
+        unknown = {*named} - places.places.keys()
+        if places.route.version or unknown:
             lineage = await lineage_of(self._session, self._topic, timeout_s=self._timeout_s)
         # Those that are reclaimed are known, too: a program may come with an old position.
-        there = {*places.places, *lineage.partitions}
-        beyond = [each for each in named if each not in there and lineage.end_of(each) is None]
+        beyond = [each for each in named if each in unknown and not lineage.knows(each)]
         if beyond:
             raise ConfigError(
                 f"topic {self._topic} has no partition {beyond[0]}: it has {len(places.places)}, the last is "
@@ -503,9 +494,8 @@ class Reader(Generic[T]):
 
     async def _first_fetch(self, partition: int, start: int | str) -> tuple[int, int | None, Answer | None]:
         """Return first offset, end offset (None: for ever) and, if a fetch brought records, its answer."""
-        ended = None if self._lineage is None else self._lineage.end_of(partition)
-        if ended is not None and start == ended.end:
-            return ended.end, ended.end, None
+        if isinstance(start, int) and start == self._end_of(partition, -1):
+            return start, start, None
         if not self._follow:
             return await self._fetchers.first_fetch(partition, start)
         if isinstance(start, int):

@@ -99,7 +99,7 @@ class Subscription(Generic[T]):
             raise ConfigError(f"there is no mode {mode!r}", code="bad_mode", field="mode", value=mode)
         if mode == "broadcast" and member is None:
             raise ConfigError(
-                "a member of a broadcast has a name, under which it goes on",
+                "a member of a broadcast group needs a name (member=), under which its position is kept",
                 code="no_member",
                 field="member",
                 hint="subscribe(mode='broadcast', member=NAME)",

@@ -44,7 +44,7 @@ class Worker(Generic[T]):
     ) -> None:
         if concurrency < 1:
             raise ConfigError(
-                "at least one job is worked at a time", code="bad_concurrency", field="concurrency", limit=1
+                "concurrency must be 1 or more", code="bad_concurrency", field="concurrency", limit=1
             )
         self.ended = asyncio.Event()
         self._source = source

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from laminar.client.errors import Error, OutcomeUnknown, TimedOut, client_closed, from_problem, untrusted
 from laminar.client.net.authorization import Authorization
 from laminar.client.net.pool import Pool
-from laminar.client.policy.retry import Backoff, Step, Verdict, judge_answer, judge_loss
+from laminar.client.policy.retry import DONE, Backoff, Step, Verdict, judge_answer, judge_loss
 from laminar.client.policy.routing import Balancer
 from laminar.http.protocol.answer import Answer, Buffer, ConnectionFailed, TlsFailed
 
@@ -56,10 +56,9 @@ def origin_of(location: str) -> str:
 def judged(answer: Answer, *, repeatable: bool, redirects: int) -> tuple[Verdict, dict[str, Any]]:
     """Return the verdict on an answer, and its problem document ({} if the answer is good)."""
     if 200 <= answer.status < 300:
-        problem: dict[str, Any] = {}
-    else:
-        body = answer.json()
-        problem = body if isinstance(body, dict) else {}
+        return DONE, {}
+    body = answer.json()
+    problem: dict[str, Any] = body if isinstance(body, dict) else {}
     verdict = judge_answer(
         status=answer.status,
         code=problem.get("code"),

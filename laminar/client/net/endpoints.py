@@ -184,7 +184,7 @@ def _pair(
     if certificate is None or not os.fspath(certificate):
         if key is not None and os.fspath(key):
             raise ConfigError(
-                "there is a key without its certificate",
+                "the key of a certificate is given without the certificate",
                 code="no_certificate",
                 field="key",
                 value=os.fspath(key),
@@ -203,7 +203,8 @@ def _token_of(environment: Mapping[str, str]) -> tuple[str | None, str | None]:
 
 
 def _urls(given: str | Sequence[str], origin: str) -> tuple[str, ...]:
-    found = given.split(",") if isinstance(given, str) else [str(each) for each in given]
+    texts = [given] if isinstance(given, str) else given
+    found = [url for text in texts for url in str(text).split(",")]
     urls = tuple(_with_scheme(url.strip().rstrip("/")) for url in found if url.strip())
     if not urls:
         raise ConfigError(f"{origin} names no node", code="no_url", field=origin)
@@ -212,7 +213,7 @@ def _urls(given: str | Sequence[str], origin: str) -> tuple[str, ...]:
             Target.of(url)
         except ValueError as fault:
             raise ConfigError(
-                str(fault),
+                f"{url!r} is not the URL of a node: {fault}",
                 code="bad_url",
                 field=origin,
                 value=url,
@@ -265,7 +266,7 @@ def _current_context(path: Path) -> Mapping[str, Any] | None:
         return None
     if not isinstance(context, dict):
         raise ConfigError(
-            f"{path}: the current context {current!r} is not there",
+            f"{path}: the current context {current!r} does not exist",
             code="no_context",
             hint="`laminar context list` shows what is",
         )

@@ -15,7 +15,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 from urllib.parse import quote, urlencode
 
-from laminar.batch import BATCH_TYPE, Header
+from laminar.batch import BATCH_TYPE, HEADER_SIZE
+from laminar.batch.header import fields
 from laminar.client.errors import (
     Error,
     NotFound,
@@ -48,6 +49,8 @@ MAP_PATIENCE_S = 1.0
 # passed, even if another node names it as leader.
 SILENT_MS = 1_000
 
+_BASE_OFFSET = fields("base_offset")
+
 
 def start_query(start: int | str) -> str:
     """Return the query parameter for a fetch's start: an offset, earliest, latest, or epoch ms as text."""
@@ -73,8 +76,11 @@ def skipped_end(answer: Answer) -> int:
 
 
 def _first_offset(body: Buffer) -> int | None:
-    """Return the offset of the first record in `body`, which holds batches; None if it has no record."""
-    return Header.unpack(body).base_offset if body else None
+    """Return what the first header in `body` says of its first record's offset; None if there is none.
+
+    Who splits the body into batches verifies their headers.
+    """
+    return _BASE_OFFSET.unpack_from(body)[0] if len(body) >= HEADER_SIZE else None
 
 
 def topic_path(topic: str) -> str:
@@ -379,14 +385,13 @@ class Session:
         """
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
         assert from_leader or isinstance(offset, int), f"a replica cannot tell where {offset} is"
-        known_offset = offset if isinstance(offset, int) else 0
-        min_offset = max(self.seen.next_offset(topic, partition), known_offset, at_least)
         target = (
             f"{topic_path(topic)}/partitions/{partition}/records?{start_query(offset)}&max_bytes={max_bytes}"
             f"&wait_ms={wait_ms}&read={'leader' if from_leader else 'replica'}"
         )
-        if min_offset and not from_leader:
-            target += f"&min_offset={min_offset}"
+        if isinstance(offset, int) and not from_leader:
+            min_offset = max(self.seen.next_offset(topic, partition), offset, at_least)
+            target += f"&min_offset={min_offset}" if min_offset else ""
         if narrowed:
             target += f"&{urlencode(narrowed)}"
         attempts = Attempts(

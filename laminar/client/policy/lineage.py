@@ -71,6 +71,18 @@ class Lineage:
         }
         return found | self.route.ranges()
 
+    @property
+    def numbers(self) -> list[int]:
+        """The keys of `partitions`, in the same order."""
+        return [
+            *(each for each, (_, ended) in self._ends.items() if not ended.reclaimed),
+            *self.route.numbers,
+        ]
+
+    def knows(self, partition: int) -> bool:
+        """Return whether a partition takes records or has ended, also if it is reclaimed."""
+        return partition in self.route or partition in self._ends
+
     def origin(self, partition: int) -> Change | None:
         """Return the change that made a partition; None if its topic's creation did, or it is unknown."""
         return self._origins.get(partition)
@@ -108,7 +120,7 @@ class Lineage:
         """
         passed = set().union(*(self.before(number) for number in known))
         places: dict[int, int | str] = {}
-        for number in self.partitions:
+        for number in self.numbers:
             ended = self.end_of(number)
             if number in known:
                 places[number] = known[number]

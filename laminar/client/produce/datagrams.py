@@ -182,7 +182,11 @@ class Datagrams(Generic[T]):
     ) -> None:
         if partitions is not None and partitions < 1:
             raise ConfigError(
-                f"partitions={partitions}", code="invalid", field="partitions", value=partitions, limit=1
+                f"partitions must be 1 or more, not {partitions}",
+                code="invalid",
+                field="partitions",
+                value=partitions,
+                limit=1,
             )
         self._session = session
         self._topic = topic

@@ -15,7 +15,6 @@ from laminar.batch import (
     Batch,
     Buffer,
     Column,
-    Header,
     Record,
     SplitFrame,
     header_of,
@@ -23,6 +22,7 @@ from laminar.batch import (
     whole,
 )
 from laminar.batch.arrow.ipc_writer import END, FIELDS, batch_parts, fields, schema_message
+from laminar.batch.header import fields as header_fields
 from laminar.batch.large_record import size_of
 from laminar.batch.projection import project
 from laminar.batch.validation import takes_long
@@ -44,6 +44,7 @@ _OF_BATCH: Final = {
     "trace_id": (Column.TRACE_ID,),
 }
 
+_RECORDS: Final = header_fields("base_offset", "count", "tag_mask")
 
 # Default limit, in bytes, of the text or columns of an answer that is not made of whole batches.
 MOST_SHOWN_BYTES: Final = 32 << 20
@@ -167,7 +168,7 @@ def shows_long(format_: FetchFormat, frames: Sequence[Buffer | SplitFrame], want
         return wanted is not None
     return (
         sum(map(len, frames)) > _SHOWN_HERE_BYTES
-        or sum(Header.unpack(header_of(frame)).count for frame in frames) > _SHOWN_HERE_RECORDS
+        or sum(_RECORDS.unpack_from(header_of(frame))[1] for frame in frames) > _SHOWN_HERE_RECORDS
         or any(takes_long(whole(frame)) for frame in frames)
     )
 
@@ -241,13 +242,13 @@ def _whole_batches(
     picked: list[Buffer | SplitFrame] = []
     next_offset = offset
     for frame in frames:
-        header = Header.unpack(header_of(frame))
-        if header.base_offset >= to or limit <= 0:
+        base_offset, count, tag_mask = _RECORDS.unpack_from(header_of(frame))
+        if base_offset >= to or limit <= 0:
             break
-        next_offset = header.next_offset
-        if tag is None or header.tag_mask & bit:
+        next_offset = base_offset + count
+        if tag is None or tag_mask & bit:
             picked.append(frame)
-            limit -= header.count
+            limit -= count
     else:
         next_offset = max(next_offset, min(examined_to, to))
     return picked, max(offset, next_offset)

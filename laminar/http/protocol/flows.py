@@ -38,22 +38,25 @@ class Flow:
     """All requests of one client, and the client's share of the present turn of the loop.
 
     The application creates flows, and says to which flow a connection belongs; the server creates none.
-    `left` is what remains of the share in this turn, counted in answers. `waiting` holds what waits for the
-    next turn. `connections` is the number of the flow's connections; `muted` is the number of those that
-    begin no request for a while, because the client exceeded its rate limit. `reads` is the number of its
-    reads on these connections that have begun and have no answer yet. `passed` is the number of its requests
-    in progress that another shard forwarded, so that they came on a connection of another flow; `woken` is
-    the number of those whose turn has come but that have not continued yet.
+    `left` is what remains of the share in this turn, counted in answers. When it falls to `renewed_at`, the
+    flow `is_due`: the next turn fills up its share. The flow `is_spent` when nothing is left. `waiting` holds
+    what waits for the next turn. `connections` is the number of the flow's connections; `muted` is the number
+    of those that begin no request for a while, because the client exceeded its rate limit. `reads` is the
+    number of its reads on these connections that have begun and have no answer yet. `passed` is the number of
+    its requests in progress that another shard forwarded, so that they came on a connection of another flow;
+    `woken` is the number of those whose turn has come but that have not continued yet.
     """
 
     __slots__ = (
         "are_strangers",
         "connections",
+        "is_due",
         "is_spent",
         "left",
         "muted",
         "passed",
         "reads",
+        "renewed_at",
         "waiting",
         "woken",
     )
@@ -66,6 +69,8 @@ class Flow:
         """
         self.are_strangers = are_strangers
         self.left = TURN * REQUEST
+        self.renewed_at = 0
+        self.is_due = False
         self.is_spent = False
         self.connections = 0
         self.muted = 0

@@ -126,8 +126,11 @@ class Connection(Protocol):
     def join(self, flow: Flow) -> None:
         """Assign the connection to `flow`, and remove it from the flow that it had before."""
 
-    def reads(self) -> tuple[int, int]:
-        """Return the number of reads in progress of the connection's flow, and how many it may have now."""
+    def read_refusal(self) -> tuple[int, int] | None:
+        """Return why the connection's flow may not begin another read; None if it may.
+
+        The reason is (number of its reads in progress, limit). A refusal is counted.
+        """
 
     @property
     def peer(self) -> str:

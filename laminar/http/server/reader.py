@@ -202,7 +202,7 @@ class Connection(asyncio.BufferedProtocol):
         That is so while answers are outstanding, except with TLS (the loop closes the connection), and except
         if one of the requests has `ends_with_peer` set: a peer that was killed looks the same.
         """
-        self._at_eof = True
+        self._at_eof = self._writer.room_awaited = True
         busy = self._writer.busy or self._waits_turn
         return not self._is_tls and busy and not self._writer.ends_with_peer
 
@@ -233,16 +233,21 @@ class Connection(asyncio.BufferedProtocol):
         self._waits_turn = False
         self._go_on()
 
-    def reads(self) -> tuple[int, int]:
-        """Return the number of reads in progress of the connection's flow, and how many it may have now.
+    def read_refusal(self) -> tuple[int, int] | None:
+        """Return why the connection's flow may not begin another read; None if it may.
 
-        The second is a multiple of the reads that the server still has room for. So a flow that is alone
-        can have four fifths of the server's `max_reads`. Without a flow both numbers are the server's.
+        The reason is (number of its reads in progress, limit). The limit is a multiple of the reads that the
+        server still has room for: a flow that is alone can have four fifths of the server's `max_reads`.
+        Without a flow both numbers are the server's. A refusal is counted.
         """
         server, flow = self._server, self.flow
-        if flow is None:
-            return server.reads, server.limits.max_reads
-        return flow.reads, FREE_SHARE * max(0, server.limits.max_reads - server.reads)
+        under_way, most = server.reads, server.limits.max_reads
+        if flow is not None:
+            under_way, most = flow.reads, FREE_SHARE * max(0, most - under_way)
+        if under_way < most:
+            return None
+        server.counts.reads_refused += 1
+        return under_way, most
 
     @property
     def peer(self) -> str:
@@ -332,6 +337,7 @@ class Connection(asyncio.BufferedProtocol):
             begun += 1
         if position < size and not self._writer.stopped and self._body_view is None:
             self._tail = data[position:]
+            self._writer.room_awaited = True
 
     def _await_turn(self, flow: Flow) -> None:
         """Begin no request until the flow's next turn; if bytes arrive before, reading is paused."""
@@ -635,7 +641,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._paused_reading or self._at_eof or self._body_view is not None:
             return
         if self.transport is not None and not self.transport.is_closing():
-            self._paused_reading = True
+            self._paused_reading = self._writer.room_awaited = True
             self.transport.pause_reading()
 
     def _resume_reading(self) -> None:
@@ -646,7 +652,10 @@ class Connection(asyncio.BufferedProtocol):
 
     def _go_on(self) -> None:
         """Begin the requests that wait in `_tail`, if limits allow it again; then resume reading."""
-        if not (self._paused_reading or self._tail or self._at_eof) or not self._has_room:
+        if not (self._paused_reading or self._tail or self._at_eof):
+            self._writer.room_awaited = False
+            return
+        if not self._has_room:
             return
         if self._tail:
             self._consume(self._tail)

@@ -148,6 +148,7 @@ class HttpServer:
             "open_connections": len(self._connections),
             "reserved_bytes": self.bodies.held_bytes,
             "answer_bytes": self.answers.held_bytes,
+            "reads": self.reads,
             "turns": self.turns.turns,
             "waits_for_turn": self.turns.waits,
         }

@@ -63,6 +63,7 @@ class Counts:
         "connections",
         "displaced",
         "muted",
+        "reads_refused",
         "refused",
         "requests",
         "responses_2xx",
@@ -78,6 +79,7 @@ class Counts:
         self.connections = 0
         self.displaced = 0
         self.muted = 0
+        self.reads_refused = 0
         self.requests = 0
         self.refused = 0
         self.timed_out = 0

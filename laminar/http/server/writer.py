@@ -82,8 +82,8 @@ _LONGEST_KEPT_LENGTH: Final = 4096
 class ResponseWriter:
     """The writer of one connection's answers, in the order of the requests.
 
-    It calls `on_room` when further requests may begin, because answers were written, and `on_end` when the
-    last answer of the connection is written.
+    It calls `on_room` when further requests may begin, because answers were written, if `room_awaited` tells
+    that some may be waiting for that; and `on_end` when the last answer of the connection is written.
     """
 
     __slots__ = (
@@ -104,6 +104,7 @@ class ResponseWriter:
         "paused",
         "pending",
         "reserved_bytes",
+        "room_awaited",
         "stopped",
         "transport",
         "write_callback",
@@ -119,6 +120,7 @@ class ResponseWriter:
         self.address = ""
         self._server = server
         self._room = on_room
+        self.room_awaited = False
         self._end = on_end
         self.pending: deque[Exchange] = deque()
         self.expected_bytes = 0  # the sum of `Exchange.expected`, over reads whose answer is not made
@@ -256,7 +258,8 @@ class ResponseWriter:
                 self.release(exchange.reserved)
             self._write(exchange, response)
         self.flush()
-        self._room()
+        if self.room_awaited:
+            self._room()
 
     def release(self, reserved: int) -> None:
         """Return the bytes that were reserved for a body to the budget."""

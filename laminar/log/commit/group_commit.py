@@ -28,21 +28,20 @@ from laminar.log.disk.disk import Buffer
 from laminar.log.disk.errors import StorageClosed
 from laminar.log.disk.threads import SerialExecutor
 from laminar.log.format.settings import StorageSettings
-from laminar.log.partition_log.changes import ChangeQueue, Pending, RecordedLog, Vote
+from laminar.log.partition_log.changes import ChangeQueue, Pending, Vote
 
 
 @dataclass(slots=True)
 class _PendingGroup:
     """The changes that were taken from the queue together, at the end of a turn, and wait for the journal.
 
-    `taken` are the changes, `touched` their logs, `size` their bytes, and `number` is the running number of
-    the last change. With `must_sync` the changes count (may be acknowledged) only when they are durable. With
-    `then_sync` they count when they are written, and a sync follows. With `marks_end` the end mark is written
-    afterwards. A group with `then_sync` or `marks_end` may have no changes.
+    `taken` are the changes, `size` is their bytes, and `number` is the running number of the last change.
+    With `must_sync` the changes count (may be acknowledged) only when they are durable. With `then_sync` they
+    count when they are written, and a sync follows. With `marks_end` the end mark is written afterwards. A
+    group with `then_sync` or `marks_end` may have no changes.
     """
 
     taken: list[Pending]
-    touched: list[RecordedLog]
     size: int
     number: int
     must_sync: bool = False
@@ -113,10 +112,9 @@ class GroupCommit:
         self._in_flight = False
         self._handed: deque[_PendingGroup] = deque()
         self._blocked = False
-        # Running numbers (see `ChangeQueue`) of what was collected, of what counts and of what is
-        # durable.
+        # Running numbers (see `ChangeQueue`) of what was collected and of what is durable.
         self._cut_number = changes.recorded
-        self._done_number = changes.recorded
+        changes.counted = changes.recorded
         self._durable_number = changes.recorded
         self._waiters: deque[tuple[int, Stored]] = deque()
         self._durable_waiters: deque[tuple[int, Stored]] = deque()
@@ -160,7 +158,7 @@ class GroupCommit:
         future = self.loop().create_future()
         if self.failure is not None or self.closed:
             future.set_exception(self._closed_error())
-        elif (self._durable_number if durable else self._done_number) >= self._changes.recorded:
+        elif (self._durable_number if durable else self._changes.counted) >= self._changes.recorded:
             future.set_result(None)
         else:
             self._add_waiter(partial(_resolve, future), durable=durable)
@@ -174,7 +172,7 @@ class GroupCommit:
         """
         if self.failure is not None or self.closed:
             self.loop().call_soon(stored, self._closed_error())
-        elif self._done_number >= self._changes.recorded:
+        elif self._changes.counted >= self._changes.recorded:
             self.loop().call_soon(stored, None)
         else:
             self._add_waiter(stored, durable=False)
@@ -276,9 +274,8 @@ class GroupCommit:
         before = changes.pending_bytes
         taken = changes.take(self._settings.max_frame_bytes)
         size = before - changes.pending_bytes
-        touched = list(changes.touched)
         if changes.unsynced:
-            self._note_due(touched)
+            self._note_due()
         must_sync, then_sync = changes.must_sync, self._sync_next
         if not changes.pending:
             changes.touched.clear()
@@ -287,17 +284,17 @@ class GroupCommit:
                 self._due_s = _NEVER_S
         self._cut_number += len(taken)
         self._cut_bytes += size
-        self._hand(_PendingGroup(taken, touched, size, self._cut_number, must_sync, then_sync))
+        self._hand(_PendingGroup(taken, size, self._cut_number, must_sync, then_sync))
         if changes.pending:
             self.schedule_turn_end()
 
     def _behind(self) -> bool:
         return self._cut_bytes - self._written_bytes > self._settings.max_unwritten_bytes
 
-    def _note_due(self, touched: list[RecordedLog]) -> None:
-        """Compute by when the changes of these logs must be synced, and set the timer for it."""
+    def _note_due(self) -> None:
+        """Compute by when the changes of `interval` logs must be synced, and set the timer for it."""
         now_s = self.loop().time()
-        for log in touched:
+        for log in self._changes.touched:
             policy = log.policy
             if not policy.is_interval or log not in self._changes.unsynced:
                 continue
@@ -424,20 +421,17 @@ class GroupCommit:
         With `more` the journal's thread has begun, or will begin, another frame by itself.
         """
         number = cuts[-1].number
-        self._done_number = number
+        self._changes.counted = number
         if not more:
             self._in_flight = False
             if self._handed:
                 self._in_flight = True
                 self._worker.submit(self._write_frame)
-        for cut in cuts:
-            for log in cut.touched:
-                log.counts_up_to(number)
         if durable:
             self._note_durable(number)
-        _answer(self._waiters, number)
         if any(cut.taken for cut in cuts) and not self._in_flight and not self._changes.pending:
             self._await_quiet()
+        _answer(self._waiters, number)
 
     def _synced(self, number: int) -> None:
         """Note that the changes up to `number`, which were written before, are durable now."""
@@ -468,7 +462,7 @@ class GroupCommit:
         if loop.time() < due:
             self._idle_timer = loop.call_at(due, self._write_idle_marker)
             return
-        self._hand(_PendingGroup([], [], 0, self._cut_number, marks_end=True))
+        self._hand(_PendingGroup([], 0, self._cut_number, marks_end=True))
 
     def close(self) -> None:
         """Stop: no further sync begins."""

@@ -264,6 +264,7 @@ class SegmentWriter:
             files.unsynced = False
 
     def _flush(self, groups: dict[SegmentFile, _Group]) -> None:
+        self._make_directories(groups.values())
         while groups:
             segment = next(iter(groups))
             self._write(segment, groups[segment])
@@ -289,6 +290,30 @@ class SegmentWriter:
         else:
             self._add_dirty(segment, files)
 
+    def _make_directories(self, groups: Iterable[_Group]) -> None:
+        """Make the directories of all logs in `groups` that have none yet, with one sync for all.
+
+        One by one, the directories of ten thousand new logs would take twenty thousand syncs, and commits
+        would wait for this thread meanwhile.
+        """
+        new = {
+            files.directory: files
+            for files in (group.files for group in groups)
+            if not files.made and files.failure is None and files.log_id not in self._gone
+        }
+        if len(new) < 2:
+            return
+        try:
+            self._disk.make_directories(list(new))
+        except DiskError as error:
+            if error.operation.startswith("sync"):
+                # It covered all of them, and a second sync might succeed without having written anything.
+                for files in new.values():
+                    self._fail(files, error)
+            return  # else each log tries its own, and fails or waits alone
+        for files in new.values():
+            files.made = True
+
     def make_directory(self, files: LogFiles) -> None:
         """Make the log's directory, unless it exists; called with the log's first entry."""
         if not files.made:
@@ -308,12 +333,8 @@ class SegmentWriter:
             owner = self._waiting.pop(oldest)
             if owner.failure is None and oldest.unsynced:
                 try:
-                    oldest.prepare_sync()
-                    oldest.sync()
+                    oldest.sync_data()
                 except DiskError as error:
-                    if self._waits_for_room(error):
-                        self._waiting[oldest] = owner  # with the next segment
-                        return
                     self._fail(owner, error)
 
     def _waits_for_room(self, error: DiskError) -> bool:

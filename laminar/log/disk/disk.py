@@ -115,6 +115,12 @@ class Disk(Protocol):
     def make_directory(self, path: str) -> None:
         """Make a directory and its missing parents; all of them are durable on return."""
 
+    def make_directories(self, paths: Sequence[str]) -> None:
+        """Make several directories in one existing, durable directory, with one sync for all.
+
+        All of them are durable on return. After an error some may exist; none of them must be relied on.
+        """
+
     def sync_directory(self, path: str) -> None:
         """Make all creations, renamings and removals of files in a directory durable."""
 
@@ -329,6 +335,17 @@ class RealDisk:
                 raise DiskError.of("make directory", directory, error) from error
             self.sync_directory(os.path.dirname(directory) or ".")
 
+    def make_directories(self, paths: Sequence[str]) -> None:
+        """Make directories that have the same parent, and sync the parent."""
+        for path in paths:
+            try:
+                os.mkdir(path, 0o750)
+            except FileExistsError:
+                pass  # made by an attempt that failed later
+            except OSError as error:
+                raise DiskError.of("make directory", path, error) from error
+        self.sync_directory(os.path.dirname(paths[0]))
+
     def sync_directory(self, path: str) -> None:
         """Make all changes of names in a directory durable."""
         try:
@@ -439,6 +456,10 @@ class ReadOnlyDisk(RealDisk):
     def make_directory(self, path: str) -> None:
         """Refuse to make a directory."""
         raise self._refusal("make directory", path)
+
+    def make_directories(self, paths: Sequence[str]) -> None:
+        """Refuse to make directories."""
+        raise self._refusal("make directory", paths[0])
 
     def rename(self, old: str, new: str) -> None:
         """Refuse to rename."""

@@ -10,12 +10,14 @@ A *slot* is the number of a row, from 0, among the rows that are given; in an in
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from laminar.batch.header import HEADER_CRC_AT, HEADER_SIZE, SEALED_PLACE_FIELDS, Buffer, Kind, fields
 from laminar.checksum import crc32c
 
 _PLACE_AND_CRC = fields("index", "term", "header_crc")
+_unpack_sealed_place = SEALED_PLACE_FIELDS.unpack_from
 
 # term, base_offset, position, append_time_ms, tag_mask, count, size, kind, flags; then the row's crc32c.
 _FIELDS = struct.Struct("<QQQqQIIBBH")
@@ -119,16 +121,27 @@ def whole_rows(rows: Buffer, count: int) -> int:
 
 def is_frame_of(frame: Buffer, index: int, term: int) -> bool:
     """Return whether `frame` is that of entry `index` of term `term`, and both its checksums are right."""
-    if len(frame) < HEADER_SIZE:
+    return is_frame_at(memoryview(frame), 0, len(frame), index, term)
+
+
+def is_frame_at(view: memoryview, start: int, end: int, index: int, term: int) -> bool:
+    """Return what `is_frame_of` returns, for the bytes from `start` to `end` of a larger buffer."""
+    if end - start < HEADER_SIZE or end > len(view):
         return False
-    found_index, found_term, body_crc, header_crc = SEALED_PLACE_FIELDS.unpack_from(frame)
-    view = memoryview(frame)
+    found_index, found_term, body_crc, header_crc = _unpack_sealed_place(view, start)
     return bool(
         found_index == index
         and found_term == term
-        and crc32c(view[:HEADER_CRC_AT]) == header_crc
-        and crc32c(view[HEADER_SIZE:]) == body_crc
+        and crc32c(view[start : start + HEADER_CRC_AT]) == header_crc
+        and crc32c(view[start + HEADER_SIZE : end]) == body_crc
     )
+
+
+def unpack_frame_rows(rows: Buffer, slot: int, count: int) -> Iterator[tuple[int, int, int, int]]:
+    """Return an iterator over `count` rows from `slot` on, each as (term, position, size, kind)."""
+    start = slot * ROW_SIZE
+    # A copy: `rows` may grow while the iterator lives.
+    return _FRAME_ROW.iter_unpack(rows[start : start + count * ROW_SIZE])
 
 
 def is_header_of(header: Buffer, row: IndexEntry) -> bool:
@@ -201,3 +214,5 @@ _OFFSETS = struct.Struct("<8xQ24xI")
 _TAGS = struct.Struct("<32xQ8xB")
 _ALL_TAGS = (1 << 64) - 1
 _WHERE = struct.Struct("<Q8xQ20xI")
+_FRAME_ROW = struct.Struct("<Q8xQ20xIB7x")
+assert _FRAME_ROW.size == ROW_SIZE

@@ -137,8 +137,8 @@ Pending: TypeAlias = tuple[bytes, Buffer, Action]
 class RecordedLog(Protocol):
     """A log as `ChangeQueue` and `GroupCommit` use it.
 
-    They notify the log when its changes are durable or written. Running numbers count the changes of all logs
-    of a storage.
+    They notify the log when its changes are synced, and when a frame of it may leave memory. Running numbers
+    count the changes of all logs of a storage.
     """
 
     policy: FlushPolicy
@@ -146,9 +146,6 @@ class RecordedLog(Protocol):
     @property
     def unsynced_records(self) -> int:
         """Number of records that were acknowledged and not yet synced."""
-
-    def counts_up_to(self, number: int) -> None:
-        """Note that the changes up to running `number` may be acknowledged."""
 
     def synced_up_to(self, number: int) -> bool:
         """Note that the changes up to running `number` are synced; return whether all of this log's are."""
@@ -167,6 +164,7 @@ class ChangeQueue:
         "_recent",
         "_recent_bytes",
         "_recent_limit",
+        "counted",
         "must_sync",
         "on_record",
         "pending",
@@ -180,13 +178,13 @@ class ChangeQueue:
     def __init__(self, recent_limit: int) -> None:
         self.pending: deque[Pending] = deque()
         self.pending_bytes = 0
-        # Running numbers: of the last change recorded, and of the last change that is in its segment. The
-        # segment writer's thread sets `written`; if the loop sees it late, a frame only stays in memory
-        # for longer.
+        # Running numbers: of the last change recorded, of the last one that counts (it may be acknowledged),
+        # and of the last one that is in its segment. The segment writer's thread sets `written`; if the loop
+        # sees it late, a frame only stays in memory for longer.
         self.recorded = 0
+        self.counted = 0
         self.written = 0
-        # Logs with entries in the queue, to be notified when these count. A dict, not a set: its order is
-        # the same in each run.
+        # `interval` logs with entries in the queue. A dict, not a set: its order is the same in each run.
         self.touched: dict[RecordedLog, None] = {}
         # Whether a change in the queue must be durable before it counts: true of all but batches of
         # `interval` logs.

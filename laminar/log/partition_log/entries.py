@@ -155,6 +155,10 @@ class LogEntries:
         assert self.start.index < index <= self.last_index, f"row {index} of {self!r}"
         return self.segment_of(index).index_entry(index)
 
+    def size(self, index: int) -> int:
+        """Return the size in bytes of an entry that the log holds. May wait for the disk (`index_entry`)."""
+        return self.index_entry(index).size
+
     def offset_after(self, index: int) -> int:
         """Return the offset after the records of an entry; for one before the log's start, its first offset.
 

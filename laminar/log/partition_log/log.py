@@ -111,7 +111,7 @@ class Log:
         # yet; in `_unsynced`, of each append to an `interval` log that is not synced yet.
         self._undurable: deque[tuple[int, int, int]] = deque()
         self._unsynced: deque[tuple[int, int, int]] = deque()
-        self.durable_index = self.last_index
+        self._durable_index = self.last_index
         # The end of what is synced, while anything is in `_unsynced`.
         self._synced_index, self._synced_offset = self.last_index, self.next_offset
         # Whether entries count when they are written. False until `begin`, as recovery syncs what it appends.
@@ -122,7 +122,7 @@ class Log:
     def _offer_lookups(self) -> None:
         """Make methods of the log's parts attributes of the log, which saves a call at each use."""
         entries, reader = self._entries, self._reader
-        self.term, self.offset_after = entries.term, entries.offset_after
+        self.term, self.size, self.offset_after = entries.term, entries.size, entries.offset_after
         self.index_entry, self.find_index_entry = entries.index_entry, entries.find_index_entry
         self.segment_of, self.sealed = entries.segment_of, entries.sealed
         self.sealed_at = entries.sealed_at
@@ -138,7 +138,7 @@ class Log:
     def __repr__(self) -> str:
         return (
             f"<Log {self.name} {self.first_index}..{self.last_index} term {self.last_term} "
-            f"durable {self.durable_index}{' recovering' if self.recovering else ''}>"
+            f"durable {self._durable_index}{' recovering' if self.recovering else ''}>"
         )
 
     @property
@@ -244,9 +244,21 @@ class Log:
         return self.files.failure
 
     @property
+    def durable_index(self) -> int:
+        """Index of the last entry that may be acknowledged, according to the flush policy (invariant 3)."""
+        self._take_counted()
+        return self._durable_index
+
+    def _take_counted(self) -> None:
+        waiting, counted = self._undurable, self._changes.counted
+        while waiting and waiting[0][0] <= counted:
+            self._durable_index = waiting.popleft()[1]
+
+    @property
     def synced_index(self) -> int:
         """Index of the last entry that survives a power loss; in a `commit` log it is `durable_index`."""
-        return min(self._synced_index, self.durable_index) if self._unsynced else self.durable_index
+        durable_index = self.durable_index
+        return min(self._synced_index, durable_index) if self._unsynced else durable_index
 
     @property
     def unsynced_records(self) -> int:
@@ -285,6 +297,7 @@ class Log:
             StorageError: The log has failed.
         """
         self._check_works()
+        self._take_counted()  # so that it does not pile up
         entries = self._entries
         last_index, last_term = entries.last_index, entries.last_term
         next_offset, last_time = entries.next_offset, entries.last_append_time_ms
@@ -348,7 +361,6 @@ class Log:
                 self._undurable.append((number, last_index, next_offset))
                 if interval:
                     self._note_unsynced(number)
-                changes.touched[self] = None
                 changes.must_sync |= must_sync
                 if changes.on_record is not None:
                     changes.on_record()
@@ -368,6 +380,7 @@ class Log:
             self._synced_offset = self._offset_after(self.durable_index)
         self._unsynced.append((number, self.last_index, self.next_offset))
         self._changes.unsynced[self] = None
+        self._changes.touched[self] = None
 
     def _offset_after(self, index: int) -> int:
         """Return the offset after an entry; the log's first offset for an entry before its start."""
@@ -404,8 +417,8 @@ class Log:
             self._recent.pop(gone, None)
         kept = self._entries.segments[-1] if self._entries.segments else None
         self.quarantine.truncate(index)
-        self.durable_index = min(self.durable_index, index - 1)
-        self._forget_from(index, self._undurable, self.durable_index)
+        self._durable_index = min(self.durable_index, index - 1)
+        self._forget_from(index, self._undurable, self._durable_index)
         self._synced_index = min(self._synced_index, index - 1)
         self._synced_offset = min(self._synced_offset, self.next_offset)
         self._forget_from(index, self._unsynced, self._synced_index)
@@ -463,7 +476,6 @@ class Log:
         number = self._changes.record(head, payload, MoveLogStart(self.files, start, tuple(removed)))
         if fresh:
             self._undurable.append((number, index, offset))
-            self._changes.touched[self] = None
 
     def set_recovering(
         self, *, recovering: bool, incarnation: int, power_lost: bool = False, least_term: int = 0
@@ -524,12 +536,6 @@ class Log:
         If there is another append, it first records again that entries may be unsynced.
         """
         self._noted_unsynced = False
-
-    def counts_up_to(self, number: int) -> None:
-        """Note that the changes up to running `number` may be acknowledged."""
-        waiting = self._undurable
-        while waiting and waiting[0][0] <= number:
-            self.durable_index = waiting.popleft()[1]
 
     def synced_up_to(self, number: int) -> bool:
         """Note that the changes up to running `number` are synced; return whether all of this log's are."""

@@ -12,13 +12,14 @@ from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from itertools import takewhile
 from typing import ParamSpec, TypeVar
 
 from laminar.log.disk.disk import Buffer, Disk
 from laminar.log.disk.errors import DiskError, StorageClosed
 from laminar.log.disk.fair_queue import FairLimiter
 from laminar.log.disk.open_files import Resources
-from laminar.log.format.index_entry import ROW_SIZE, UNKNOWN_KIND, IndexEntry, is_frame_of
+from laminar.log.format.index_entry import ROW_SIZE, UNKNOWN_KIND, IndexEntry, is_frame_at
 from laminar.log.format.settings import StorageSettings
 from laminar.log.partition_log.read_ahead import ReadAheadCache
 from laminar.log.segment.index_rebuild import check_chunk, load_chunk
@@ -42,6 +43,12 @@ class ReadRange:
     rows: list[IndexEntry]
     size: int
 
+    def intact_frames(self, data: Buffer) -> list[Buffer]:
+        """Return the frames in `data`, the bytes of the range, up to the first that is damaged."""
+        known = takewhile(lambda row: row.kind != UNKNOWN_KIND, self.rows)
+        places = [(row.term, row.position, row.size) for row in known]
+        return intact_frames(data, self.rows[0].index, places) if places else []
+
     def damage(self) -> Damage:
         """Return the description of damage to the first entry of the range."""
         row = self.rows[0]
@@ -57,17 +64,22 @@ class ReadRange:
         )
 
 
-def intact_frames(data: Buffer, rows: Sequence[IndexEntry]) -> list[Buffer]:
-    """Return the frames in `data`, one per row, up to the first that is damaged or does not fit its row."""
+def intact_frames(data: Buffer, first_index: int, places: Sequence[tuple[int, int, int]]) -> list[Buffer]:
+    """Return the frames in `data`, one per row, up to the first that is damaged or does not fit its row.
+
+    `places` are (term, position, size) of the rows of consecutive entries; `data` begins with the first.
+    """
     view = memoryview(data).toreadonly()
-    base = rows[0].position
+    base = places[0][1]
     frames: list[Buffer] = []
-    for row in rows:
-        start = row.position - base
-        frame = view[start : start + row.size]
-        if row.kind == UNKNOWN_KIND or not is_frame_of(frame, row.index, row.term):
+    index = first_index
+    for term, position, size in places:
+        start = position - base
+        end = start + size
+        if not is_frame_at(view, start, end, index, term):
             break
-        frames.append(frame)
+        frames.append(view[start:end])
+        index += 1
     return frames
 
 
@@ -114,7 +126,7 @@ class SegmentReader:
             data = file.pread_nowait(piece.size, piece.rows[0].position)
         except DiskError:
             return None
-        return None if data is None else intact_frames(data, piece.rows)
+        return None if data is None else piece.intact_frames(data)
 
     def frame_nowait(self, segment: SegmentFile, position: int, size: int) -> Buffer | None:
         """Return the bytes of one frame, which the caller must verify; None if a thread must read them."""
@@ -235,7 +247,7 @@ def read_frames(piece: ReadRange) -> list[Buffer]:
         if not error.is_damage:
             raise
         return _one_by_one(piece)
-    return intact_frames(data, piece.rows)
+    return piece.intact_frames(data)
 
 
 def _one_by_one(piece: ReadRange) -> list[Buffer]:
@@ -243,7 +255,8 @@ def _one_by_one(piece: ReadRange) -> list[Buffer]:
     frames: list[Buffer] = []
     for row in piece.rows:
         try:
-            found = intact_frames(piece.segment.data().pread(row.size, row.position), [row])
+            one = ReadRange(piece.segment, [row], row.size)
+            found = one.intact_frames(piece.segment.data().pread(row.size, row.position))
         except DiskError as error:
             if not error.is_damage:
                 raise

@@ -21,7 +21,7 @@ from laminar.log.format.index_entry import UNKNOWN_KIND, IndexEntry, is_frame_of
 from laminar.log.partition_log.entries import FIRST_OFFSET, LogEntries
 from laminar.log.partition_log.read_ahead import MOST_BYTES as AHEAD_BYTES
 from laminar.log.partition_log.read_ahead import SequentialReadDetector
-from laminar.log.partition_log.readers import ReadRange, SegmentReader, read_frames
+from laminar.log.partition_log.readers import ReadRange, SegmentReader, intact_frames, read_frames
 from laminar.log.segment.index_rebuild import check_chunk
 from laminar.log.segment.quarantine import Damage, Quarantine
 from laminar.log.segment.segment import IndexNotCached
@@ -92,27 +92,70 @@ class LogReader:
                 room -= len(frame)
                 index += 1
                 continue
-            if self._quarantine.at(index) is not None and frames:
-                return frames
-            try:
-                piece = self._piece(index, last_index, room if frames else max_bytes, at_least_one=not frames)
-            except IndexNotCached:
-                return frames or None
-            if not piece.rows:
-                break
-            found = self._readers.read_nowait(piece)
-            if found is None:
-                return frames or None
+            found = self._run(index, last_index, room, at_least_one=not frames)
             if not found:
-                if frames or self._is_unverified(piece):
+                if frames or found is None:
                     return frames or None
-                raise self.found_damaged(piece)
+                return self._first_range(index, last_index, max_bytes)
             frames += found
-            if len(found) < len(piece.rows):
-                break
-            room -= piece.size
             index += len(found)
+            if index > last_index:
+                break
+            if index not in self._recent and index != entries.segment_of(index).first_index:
+                break  # what ended this run would end the next one at once
+            room -= sum(map(len, found))
         return frames
+
+    def _run(self, index: int, last_index: int, max_bytes: int, *, at_least_one: bool) -> list[Buffer] | None:
+        """Return the intact frames from `index` on, by one read from the page cache; None: use a thread.
+
+        The frames are those of one segment that are not in memory, up to `max_bytes`. The list is empty if
+        `max_bytes` has no room or the first frame is damaged. With `at_least_one` the first frame may be
+        larger. This does the work of `_piece` and of the read after it, without an object for each row, which
+        would take as long as all the rest.
+        """
+        if self._quarantine:
+            if self._quarantine.at(index) is not None:
+                return []
+            last_index = self._quarantine.intact_up_to(index, last_index)
+        segment = self._entries.segment_of(index)
+        recent, following, size = self._recent, index, 0
+        places: list[tuple[int, int, int]] = []
+        try:
+            for term, position, frame_size, kind in segment.frame_rows(
+                index, min(last_index, segment.last_index)
+            ):
+                if size + frame_size > max_bytes and (places or not at_least_one):
+                    break
+                if kind == UNKNOWN_KIND or (places and following in recent):
+                    break
+                places.append((term, position, frame_size))
+                size += frame_size
+                following += 1
+        except IndexNotCached:
+            if not places:
+                return None
+        if not places:
+            return []
+        data = self._readers.frame_nowait(segment.file, places[0][1], size)
+        return None if data is None else intact_frames(data, index, places)
+
+    def _first_range(self, index: int, last_index: int, max_bytes: int) -> list[Buffer] | None:
+        """Return the first frames of a read for which `_run` returned none.
+
+        None means that a thread must read the frames, or compare their index rows with them.
+
+        Raises:
+            DamagedRange: The first frame is damaged.
+        """
+        try:
+            piece = self._piece(index, last_index, max_bytes, at_least_one=True)
+        except IndexNotCached:
+            return None
+        found = self._readers.read_nowait(piece)
+        if found or found is None or self._is_unverified(piece):
+            return found or None
+        raise self.found_damaged(piece)
 
     def _read_small(self, first_index: int, last_index: int, max_bytes: int) -> list[Buffer] | None:
         """Return the frames of a small read, if they are undamaged and can be read without waiting.
@@ -126,18 +169,15 @@ class LogReader:
             wide = self._sequences.bytes_at(first_index)
             if not wide and first_index == last_index and not self._quarantine:
                 return self._read_one(first_index)
-            try:
-                piece = self._piece(
-                    first_index,
-                    entries.last_index if wide else last_index,
-                    max(max_bytes, wide),
-                    at_least_one=True,
-                )
-            except IndexNotCached:
-                return None
-            frames = self._readers.read_nowait(piece)
-            return self._asked_for(frames, first_index, last_index, max_bytes, wide) if frames else None
-        frames, size, index = [], 0, first_index
+            found = self._run(
+                first_index,
+                entries.last_index if wide else last_index,
+                max(max_bytes, wide),
+                at_least_one=True,
+            )
+            return self._asked_for(found, first_index, last_index, max_bytes, wide) if found else None
+        frames: list[Buffer] = []
+        size, index = 0, first_index
         while frame is not None and (not frames or size + len(frame) <= max_bytes):
             frames.append(frame)
             size += len(frame)

@@ -69,8 +69,7 @@ class Rebuild:
         changes.written = changes.recorded
         changes.evict_written()
         changes.touched.clear()
-        for log in logs.values():
-            log.counts_up_to(changes.recorded)
+        changes.counted = changes.recorded
         return logs
 
     def _files(self, replayed: Replayed) -> LogFiles:

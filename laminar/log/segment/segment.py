@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from laminar.log.disk.disk import Buffer
 from laminar.log.format.index_entry import (
@@ -19,6 +20,7 @@ from laminar.log.format.index_entry import (
     row_offsets,
     row_term,
     unpack_frame_row,
+    unpack_frame_rows,
     unpack_row,
     whole_rows,
 )
@@ -60,7 +62,7 @@ def _slot_of_offset(rows: Buffer, offset: int) -> int:
         start, records = row_offsets(rows, guess)
         if start <= offset < start + records:
             return guess
-    return bisect_right(range(count), offset, key=lambda slot: row_next_offset(rows, slot))
+    return bisect_right(range(count), offset, key=partial(row_next_offset, rows))
 
 
 class Segment:
@@ -176,6 +178,21 @@ class Segment:
             for slot in range(place, min(len(rows) // ROW_SIZE, place + last_index - index + 1)):
                 yield unpack_row(rows, slot, index)
                 index += 1
+
+    def frame_rows(self, first_index: int, last_index: int) -> Iterator[tuple[int, int, int, int]]:
+        """Yield the rows of a range of entries, each as (term, position, size, kind).
+
+        Both ends are included. This is faster than `rows`, which makes an object for each row.
+
+        Raises:
+            IndexNotCached: A row is not in memory.
+        """
+        index = first_index
+        while index <= last_index:
+            rows, place = self.rows_at(index - self.first_index)
+            count = min(len(rows) // ROW_SIZE - place, last_index - index + 1)
+            yield from unpack_frame_rows(rows, place, count)
+            index += count
 
     def index_entry(self, index: int) -> IndexEntry:
         """Return the unpacked index row of entry `index`; may wait for a read of the index file.

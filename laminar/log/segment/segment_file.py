@@ -338,14 +338,21 @@ class SegmentFile:
         to sync. Every call after a failed one fails too. Written files stay open until they are synced,
         because the sync of a file that was closed and opened again may not report an earlier error.
         """
+        self._sync_handles(self._data, self._index)
+
+    def sync_data(self) -> None:
+        """Sync the data file alone, as `sync` does, so that the file need not stay open any more."""
+        self._sync_handles(self._data)
+
+    def _sync_handles(self, *handles: Handle) -> None:
         # The kernel reports an error to one caller only; here all callers get it.
         with self._sync_lock:
             if self._sync_error is not None:
                 raise self._sync_error
             removals = self._removals
             try:
-                self._data.sync()
-                self._index.sync()
+                for handle in handles:
+                    handle.sync()
             except DiskError as error:
                 if error.is_missing and removals != self._removals:
                     return

@@ -1,1 +1,4 @@
-"""Who asks: tokens, the principals that they prove, and what these may do (docs/security.md)."""
+"""Access control: tokens and certificates, the principals that they prove, their grants and limits.
+
+docs/security.md describes it.
+"""

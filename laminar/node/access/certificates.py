@@ -1,11 +1,11 @@
-"""The subject name of a client's certificate, as credentials name it: `CN=billing,O=Example`."""
+"""The subject name of a client's certificate in the form of credentials: `CN=billing,O=Example`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, Final
 
-# As RFC 4514 shortens the names of `ssl.SSLSocket.getpeercert`; others stay as they are.
+# The short forms in RFC 4514 of names in `ssl.SSLSocket.getpeercert`; others are left as they are.
 _SHORT: Final = {
     "commonName": "CN",
     "countryName": "C",
@@ -22,7 +22,8 @@ _ESCAPED: Final = frozenset('\\,+"<>;=')
 def subject_of(certificate: Mapping[str, Any]) -> str:
     """Return the subject of a certificate in the form of `getpeercert`; parts in the certificate's order.
 
-    What separates parts is escaped in a value, so no name can look like another. Empty without a subject.
+    Characters that separate parts are escaped in values, so that no two subjects have the same text. It is
+    empty without a subject.
     """
     parts = []
     for part in certificate.get("subject", ()):

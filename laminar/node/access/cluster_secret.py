@@ -1,7 +1,7 @@
-"""The secret that a cluster's nodes share when no one has set one: the first node draws it, on the loopback.
+"""The secret that a cluster's nodes share if none is set: the first node generates it.
 
-With tokens each node needs a secret, on the loopback too: else any process of the machine could speak as a
-node, and have requests carried out that no token permits.
+With tokens each node needs a secret, even if it listens on the loopback only: otherwise any process of the
+machine could act as a node, and make requests that no token permits.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class SecretError(Exception):
 
 
 def with_secret(settings: Settings, directory: str, *, joins: bool) -> Settings:
-    """Return the settings with a secret: their own, that of the data folder, or a new one, kept there.
+    """Return the settings with a secret: their own, that of the data folder, or a new one, stored there.
 
-    `joins`: the cluster has other nodes, or the node is to join one; then no secret is drawn, as the others
-    would not know it.
+    `joins` says that the cluster has other nodes, or the node is about to join one; then no secret is
+    generated, because the other nodes would not know it.
 
     Raises:
         SecretError: a secret is needed, and there is none; or the file can't be read or written.
@@ -63,7 +63,7 @@ def with_secret(settings: Settings, directory: str, *, joins: bool) -> Settings:
 
 
 def keyring_of(settings: Settings, directory: str) -> Keyring:
-    """Return the secrets of settings that `with_secret` returned; of a file, if they are one's.
+    """Return the secrets of settings that `with_secret` returned; if they come from a file, all in the file.
 
     Raises:
         SecretError: the file can't be read any more.

@@ -1,9 +1,9 @@
-"""The first token of a cluster, for its operator: made by the catalog's leader while there is no credential.
+"""The first token of a cluster, for its operator: the catalog's leader creates it if there is no credential.
 
-The text is written to `admin-token` in the leader's data folder *before* the catalog is asked, so no
-credential is ever made whose token no one has. The catalog makes it only while there is none, so of two nodes
-that lead one after the other at most one makes it. A file whose token the catalog does not have is removed:
-another node made the first token, or the token of the file was revoked.
+The token is written to the file `admin-token` in the leader's data folder *before* the catalog is asked, so
+that no credential is ever created whose token is lost. The catalog accepts it only while there is no
+credential, so of two nodes that lead one after the other at most one creates it. A file whose token is not in
+the catalog is removed: another node created the first token, or the token was revoked.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ PRINCIPAL: Final = "admin"
 
 
 class FirstToken:
-    """The first token, as one node's controller makes it, and its file."""
+    """Creates the first token, in a node's controller, and manages its file."""
 
     def __init__(self, directory: str, *, now_ms: Callable[[], int]) -> None:
-        """Keep it in the data folder `directory`; `now_ms` is the wall clock."""
+        """Store the token in the data folder `directory`; `now_ms` returns the wall clock's time."""
         self._path = os.path.join(directory, FILE)
         self._now_ms = now_ms
-        # The file is looked at once after a start, and once after each attempt.
+        # The file is checked once after a start, and once after each attempt.
         self._tidy = False
 
     async def make_if_none(self, catalog: Catalog) -> None:
-        """Make the first token if there is no credential. Only the catalog's leader calls it.
+        """Create the first token if there is no credential. Only the catalog's leader may call it.
 
         Raises:
-            NotCatalogLeader: nothing was made; the file may be there until a later call.
-            OutcomeUnknown: the same, unless the token was made.
+            NotCatalogLeader: no token was created; the file may exist until a later call.
+            OutcomeUnknown: it is unknown whether the token was created; the file exists.
         """
         if catalog.code_version < ACCESS_SINCE or catalog.state().credentials:
             return
@@ -68,8 +68,8 @@ class FirstToken:
     async def tidy(self, catalog: Catalog) -> None:
         """Remove the file if the catalog does not have its token.
 
-        The catalog must be as new as this process's start: the token of an earlier start is in it, or will
-        never be.
+        The catalog must be at least as new as this process's start: then it has the token of an earlier
+        start, or will never get it.
         """
         credentials = catalog.state().credentials
         if self._tidy or not credentials:

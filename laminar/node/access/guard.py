@@ -1,16 +1,17 @@
-"""The check of who asks, on a request's head: one for each shard of a node with the setting `access=tokens`.
+"""Authentication and authorisation of requests by their heads, for a node with the setting `access=tokens`.
 
 Invariants:
 
-1. *A principal holds as long as the credentials among which it was found are the view's.* These are one
-   immutable table, shared between views while no credential changes. So one comparison of identities says
-   whether an earlier check still stands, and a revocation holds for the first request after the view has it.
-2. *A secret is hashed once for each token and table*, not for each request: tokens that were recognised are
-   kept. Texts that were not are not kept, so no client can fill the memory.
-3. *No answer tells an unknown token from a revoked one*, nor what exists from what does not.
+1. *A principal is valid as long as the credentials among which it was found are those of the view.* These are
+   one immutable table, shared between views while no credential changes. So one comparison of identities says
+   whether an earlier check is still valid, and a revocation applies to the first request after the view has
+   it.
+2. *A secret is hashed once for each token and table*, not for each request: recognised tokens are cached.
+   Unknown ones are not cached, so no client can fill the memory.
+3. *No answer tells an unknown token from a revoked one*, nor an existing name from another.
 4. *No one is refused for good by a view that may be older than the node's start*: clients take 401 for final.
-   What such a view does not know is answered with 503.
-5. *All credentials of a name have one meter*, and it goes by the limits of the view from the next request on.
+   So a credential that such a view does not have is answered with 503.
+5. *All credentials of a name have one meter*, which applies the limits of the view from the next request on.
 """
 
 from __future__ import annotations
@@ -32,30 +33,33 @@ from laminar.node.secret.keyring import Keyring
 from membership.records import CatalogState, CredentialRecord
 
 JOIN_OPERATION: Final = "cluster"
-"""What a node that joins may ask with nothing but a proof of the cluster's secret."""
+"""The operation that a joining node may request with only a proof of the cluster's secret."""
 
 _SCHEME: Final = "bearer "
 
 
 class Guard:
-    """The principals of a shard's requests, by the credentials of its view."""
+    """Finds the principals of a shard's requests by the credentials of its view, and checks their grants."""
 
     def __init__(self, view: View, clock: Clock, *, secrets: Keyring) -> None:
-        """Guard by `view`; nodes that join and prove one of the `secrets` may ask for its members."""
+        """Use the credentials of `view`.
+
+        Joining nodes that prove one of the `secrets` may read its members.
+        """
         self._view = view
         self._clock = clock
         self._secrets = secrets
-        # By token: the principals that were found in `_credentials`.
+        # By token the principals that were found in `_credentials`.
         self._known: dict[str, Principal] = {}
         self._subjects: dict[str, CredentialRecord] | None = None
         self._credentials: Mapping[str, CredentialRecord] = view.credentials
         self._catalog: CatalogState | None = None
         self.meters = Meters()
-        # No limits hold for it: probes would be refused because of what other strangers do.
+        # It has no limits: else probes would be refused because of other clients without credentials.
         self.unproven = Principal(UNPROVEN.name, meter=Meter(UNPROVEN.name, {}, {}, of_strangers=True))
 
     def holds(self, principal: Principal) -> bool:
-        """Return whether a principal that was found earlier still is what it was."""
+        """Return whether a principal that was found earlier is still valid."""
         message = self._view.message
         if message is not None and message.catalog is not self._catalog:
             self._follow(message.catalog)
@@ -72,9 +76,9 @@ class Guard:
         *,
         certificate: Mapping[str, Any] | None = None,
     ) -> Principal:
-        """Return the principal of a request, which may do what its route needs.
+        """Return the principal of a request, after checking that it has the roles that the route needs.
 
-        `certificate` is the one that the client has shown, in the form of `getpeercert`. A token counts more.
+        `certificate` is the client's, in the form of `getpeercert`; a token in the request takes precedence.
 
         Raises:
             Problem: 401 `unauthorized`, 403 `forbidden`, 503 `not_ready`.
@@ -86,11 +90,11 @@ class Guard:
                 raise
             principal = self.unproven
         if needs.what in ("public", "any"):
-            return principal  # one that is proven on a public route may see more of the node
+            return principal  # a proven principal may see more on a public route
         if not needs.named_by:
             principal.require(needs.what, "")
         for parameter in needs.named_by:
-            # A missing one is refused by the handler; no role is on a name that is none.
+            # The handler refuses a missing parameter; there are no roles on an empty name.
             name = params.get(parameter) or head.query.get(parameter)
             if name:
                 principal.require(needs.what, name)
@@ -124,7 +128,7 @@ class Guard:
         """Return the principal that a token proves.
 
         Raises:
-            Problem: 401 `unauthorized`; 503 `not_ready` where that is not certain yet.
+            Problem: 401 `unauthorized`; 503 `not_ready` while the view may be too old to know that.
         """
         credentials = self._newest()
         principal = self._known.get(text)
@@ -144,7 +148,7 @@ class Guard:
         """Return the principal that a client's certificate proves, by its subject name.
 
         Raises:
-            Problem: 401 `unauthorized`; 503 `not_ready` where that is not certain yet.
+            Problem: 401 `unauthorized`; 503 `not_ready` while the view may be too old to know that.
         """
         credentials = self._newest()
         if self._subjects is None:
@@ -160,7 +164,7 @@ class Guard:
         return self._principal_of(record, credentials)
 
     def _check_certain(self) -> None:
-        """Raise 503 `not_ready` while this node's copy of the catalog may be one of before its start."""
+        """Raise 503 `not_ready` while this node has not heard from the catalog since its start."""
         if not self._view.is_confirmed:
             raise Problem(
                 "not_ready",
@@ -169,14 +173,14 @@ class Guard:
             )
 
     def _newest(self) -> Mapping[str, CredentialRecord]:
-        """Return the view's credentials; what was found in others is forgotten."""
+        """Return the view's credentials; if they have changed, drop the principals found in earlier ones."""
         message = self._view.message
         if message is not None and message.catalog is not self._catalog:
             self._follow(message.catalog)
         return self._credentials
 
     def _follow(self, catalog: CatalogState) -> None:
-        """Go by a newer copy of the catalog."""
+        """Use the limits and credentials of a newer copy of the catalog."""
         self._catalog = catalog
         self.meters.follow(catalog.limits)
         if catalog.credentials is not self._credentials:
@@ -186,7 +190,7 @@ class Guard:
             self.meters.keep_only({each.name for each in catalog.credentials.values()})
 
     def meter_of(self, name: str) -> Meter:
-        """Return the meter of a principal, by the limits of now."""
+        """Return the meter of a principal, with its present limits."""
         self._newest()
         return self.meters.of(name)
 
@@ -199,5 +203,5 @@ class Guard:
 def principal_of_record(
     record: CredentialRecord, credentials: Mapping[str, CredentialRecord], meter: Meter | None = None
 ) -> Principal:
-    """Return the principal that a credential proves; `credentials` are those among which it was found."""
+    """Return the principal that a credential proves; `credentials` is the table in which it was found."""
     return Principal(record.name, tuple(record.grants), record.expires_ms, record.id, credentials, meter)

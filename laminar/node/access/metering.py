@@ -1,4 +1,4 @@
-"""The bytes of the bodies and answers of a principal whose bytes are limited, counted on their way."""
+"""Count the bytes of bodies and answers of a principal whose bytes are limited."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from laminar.node.host.clock import Clock
 def metered(
     answer: Response | Awaitable[Response], request: Request, meter: Meter, clock: Clock
 ) -> Response | Awaitable[Response]:
-    """Count the body of a request that came in chunks; return its answer, counted when it is made."""
+    """Count a request's body if it came in chunks; return the answer, which is counted once it is made."""
     if request.head.chunked:
         meter.received(len(request.body), clock.monotonic_ms())
     if not meter.counts_answers or request.method == "HEAD":
@@ -38,7 +38,10 @@ def _counted(response: Response, meter: Meter, clock: Clock) -> Response:
 
 
 async def _stream(parts: AsyncIterator[Buffer], meter: Meter, clock: Clock) -> AsyncIterator[Buffer]:
-    """Count the parts of a stream; it is not held up, as it began when there was something left."""
+    """Count the parts of a stream.
+
+    They are not delayed, because the stream was within the limit when it began.
+    """
     try:
         async for part in parts:
             meter.sent(len(part), clock.monotonic_ms())

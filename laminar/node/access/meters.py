@@ -1,11 +1,13 @@
-"""What each principal uses of one shard, and the refusal of what is beyond its limits.
+"""Meters of what each principal uses of one shard; they refuse requests beyond its limits.
 
-A rate is a bucket that holds what may be used in one second. A request is let in while anything is left, and
-what it costs is taken then, also below zero. So nothing has to be known before a request but its head, and
-over any time t no more passes than the rate times t + 1 s, and one body or answer.
+A rate is limited by a token bucket, which holds the amount of one second. A request is admitted while
+anything is left, and its cost is taken then, even if the bucket goes below zero. So only a request's head has
+to be known before, and during any time t at most the rate times (t + 1 s), and one body or answer more, is
+admitted.
 
-What is refused gets a time to ask again. Requests that are refused at once get different times, one after the
-other as the bucket is filled: else they would all come back for what is enough for one of them.
+A refused request gets a time to ask again. Several requests that are refused at the same time get different
+times, one after the other as the bucket fills: else they would all come back for an amount that is enough for
+one.
 """
 
 from __future__ import annotations
@@ -22,14 +24,14 @@ BUCKET_MS: Final = 1000
 ROUNDING_MS: Final = 1e-3
 LONGEST_WAIT_MS: Final = 60_000
 SPREAD_MS: Final = 1000
-"""How far apart the times are at which those that are refused at once may ask again."""
+"""The longest span over which requests that are refused at the same time are spread when they ask again."""
 
 APART_MS: Final = 2.0
-"""How far apart they are at least: a server has muted connections go on one after the other."""
+"""The shortest distance between these times: a server resumes muted connections one after the other."""
 
 CONNECTION_WAIT_MS: Final = 1000
 MOST_COUNTED: Final = 100
-"""Most principals whose refusals are counted apart, for the metrics."""
+"""The most principals whose refusals are counted separately, for the metrics."""
 
 OTHERS: Final = "(others)"
 """The name under which the refusals of all further principals are counted; no principal has it."""
@@ -38,34 +40,34 @@ _NO_LIMITS: Final[Mapping[str, int]] = {}
 
 
 class Rate:
-    """One bucket. It has the time at which it is full again in place of what is left."""
+    """A token bucket. It stores the time at which it is full again, instead of the amount that is left."""
 
     __slots__ = ("_bucket_ms", "_full_ms", "limit", "per_ms")
 
     def __init__(self, limit: int, bucket_ms: int = BUCKET_MS) -> None:
-        """Make a bucket that holds `limit`, and is filled in `bucket_ms`."""
+        """Create a full bucket that holds `limit`, and fills in `bucket_ms`."""
         self.limit = limit
         self._bucket_ms = bucket_ms
         self.per_ms = bucket_ms / limit
-        """How long one takes to come back, in ms."""
+        """The time in ms in which the bucket gains 1."""
         self._full_ms = 0.0
 
     def wait_ms(self, now_ms: int, *, least: int = 0) -> float:
-        """Return how long it takes until there is something, or `least`, in the bucket; 0: there is now."""
+        """Return the time in ms until the bucket has anything, or at least `least`; 0 if it has that now."""
         wait_ms = self._full_ms - now_ms - self._bucket_ms + least * self.per_ms
         return wait_ms if wait_ms > ROUNDING_MS else 0.0
 
     def used(self, now_ms: int) -> int:
-        """Return what is taken out now, of a bucket that holds `limit`; with a large body it may be more."""
+        """Return the amount that is missing in the bucket; after a large body it may exceed `limit`."""
         return max(0, round((self._full_ms - now_ms) / self.per_ms))
 
     def take(self, amount: int, now_ms: int) -> None:
-        """Take an amount out, also if there is less."""
+        """Take an amount out, even if the bucket has less."""
         self._full_ms = max(self._full_ms, now_ms) + amount * self.per_ms
 
 
 class Meter:
-    """What one principal uses of this shard. Its limits may change at any time."""
+    """Measures what one principal uses of this shard. Its limits may change at any time."""
 
     __slots__ = (
         "_bytes_in",
@@ -91,11 +93,11 @@ class Meter:
         self._requests: Rate | None = None
         self._bytes_in: Rate | None = None
         self._bytes_out: Rate | None = None
-        self._next_ms = 0.0  # when the next one that is refused may ask again
+        self._next_ms = 0.0  # the time at which the next refused request may ask again
         self.limit_to(limits)
 
     def limit_to(self, limits: Mapping[str, int]) -> None:
-        """Go by these limits from now on. A bucket whose rate stays keeps what is left in it."""
+        """Apply these limits from now on. A bucket whose rate does not change keeps its content."""
         self.limits = limits
         self._next_ms = 0.0
         self._requests = _rate(self._requests, limits.get("requests_per_s"))
@@ -105,14 +107,14 @@ class Meter:
 
     @property
     def counts_answers(self) -> bool:
-        """Whether the bytes of answers are limited: then `sent` is to be called for each."""
+        """Whether the bytes of answers are limited; if so, call `sent` for each answer."""
         return self._bytes_out is not None
 
     def admit(self, body_bytes: int, now_ms: int) -> None:
         """Count a request and its body, or refuse it.
 
         Raises:
-            Problem: 429 `quota`, with the time until a request is let in again.
+            Problem: 429 `quota`, with the time after which a request is admitted again.
         """
         requests, bytes_in, bytes_out = self._requests, self._bytes_in, self._bytes_out
         if requests is not None and (wait_ms := requests.wait_ms(now_ms, least=1)):
@@ -175,7 +177,7 @@ class Meters:
         self._meters: dict[str, Meter] = {}
         self._limits: Mapping[str, LimitRecord] = {}
         self.refused: dict[str, int] = {}
-        """By principal how many requests were refused for a limit; of all but `MOST_COUNTED` in `OTHERS`."""
+        """By principal the number of requests refused by limits; after `MOST_COUNTED` names in `OTHERS`."""
 
     def of(self, name: str) -> Meter:
         """Return the meter of a principal."""
@@ -185,14 +187,14 @@ class Meters:
         return meter
 
     def follow(self, limits: Mapping[str, LimitRecord]) -> None:
-        """Go by these limits from now on."""
+        """Apply these limits to all meters from now on."""
         if limits is not self._limits:
             self._limits = limits
             for meter in self._meters.values():
                 meter.limit_to(self._limits_of(meter.name))
 
     def keep_only(self, names: Collection[str]) -> None:
-        """Forget principals that have no credential any more, no connection, and no request in progress."""
+        """Drop the meters of principals without a credential, a connection, or a request in progress."""
         for name in self._meters.keys() - names:
             if not self._meters[name].flow.is_used:
                 del self._meters[name]

@@ -1,4 +1,4 @@
-"""A principal: the name under which a request is made, with its grants, and the refusal of all else."""
+"""A principal: the name under which a request is made, with its grants; and the refusals without one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from laminar.node.access.meters import Meter
 from membership.records import CredentialRecord, Grant
 
 ANONYMOUS: Final = "anonymous"
-"""The principal's name where a node asks for none."""
+"""The name of every client's principal on a node without access control."""
 
 CHALLENGE: Final = ("WWW-Authenticate", "Bearer")
 
@@ -22,37 +22,40 @@ _NO_GRANTS: Final[tuple[Grant, ...]] = ()
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """A principal as one credential proves it."""
+    """A principal, as proven by one credential."""
 
     name: str
     grants: Sequence[AnyGrant] = _NO_GRANTS
     expires_ms: int = 0
-    """When the credential ends; 0: never."""
+    """The time (ms) at which the credential expires; 0 if it does not."""
     credential: str = ""
-    """The id of the credential; empty: none."""
+    """The id of the credential; empty if there is none."""
     found_in: Mapping[str, CredentialRecord] | None = None
-    """The credentials among which this one was found; None: none was looked up."""
+    """The table of credentials in which this one was found; None if none was looked up."""
     meter: Meter | None = field(default=None, compare=False)
-    """What it uses of this shard; None where nothing is limited."""
+    """The meter of what the principal uses of this shard; None if nothing is limited."""
 
     def may(self, what: What, name: str) -> bool:
         """Return whether the grants allow `what` on a name; the empty name is everything."""
         return allows(self.grants, what, name)
 
     def stands(self, credentials: Mapping[str, CredentialRecord], *, now_ms: int) -> bool:
-        """Return whether the credential is among these and has not ended: for a request that goes on long."""
+        """Return whether the credential is still in `credentials` and not expired, for a long request."""
         if not self.credential:
             return True
         return self.credential in credentials and (not self.expires_ms or now_ms < self.expires_ms)
 
     def prefixes(self, what: What, *, within: str) -> list[str]:
-        """Return the prefixes of the names below `within` on which the grants allow `what`, if `may` does."""
+        """Return the prefixes of names that begin with `within` and on which the grants allow `what`.
+
+        `may` still has to be asked for each name.
+        """
         return prefixes(self.grants, what, within=within)
 
     def among(self, names: Iterable[str], what: What, *, within: str) -> Iterator[str]:
-        """Yield the names below `within` on which the grants allow `what`.
+        """Yield the names that begin with `within` and on which the grants allow `what`.
 
-        Of many, as all topics are, it takes far less time than to ask `may` of each.
+        For many names, like those of all topics, that is much faster than to ask `may` for each.
         """
         beginnings = tuple(self.prefixes(what, within=within))
         systems = self.may(what, SYSTEM_PREFIX)
@@ -61,10 +64,10 @@ class Principal:
                 yield name
 
     def require(self, what: What, name: str) -> None:
-        """Refuse what the grants do not allow.
+        """Raise unless the grants allow `what` on a name.
 
         Raises:
-            Problem: 403 `forbidden`. It says nothing about whether anything of that name exists.
+            Problem: 403 `forbidden`, which does not reveal whether the name exists.
         """
         if not self.may(what, name):
             if name.startswith(SYSTEM_PREFIX):
@@ -73,10 +76,10 @@ class Principal:
 
 
 ANYONE: Final = Principal(ANONYMOUS, (Grant("admin", ""),))
-"""Every client of a node that asks for no principal."""
+"""Every client of a node without access control."""
 
 UNPROVEN: Final = Principal(ANONYMOUS)
-"""A client of a node that asks for principals, on a route that needs none."""
+"""A client without credential, on a public route of a node with access control."""
 
 
 def forbidden(what: What, name: str) -> Problem:
@@ -92,19 +95,19 @@ def unauthorized(detail: str) -> Problem:
 
 
 def principal_of(request: Request) -> Principal:
-    """Return the principal of a request that its node has let in (`laminar.node.api.app`)."""
+    """Return the principal of a request that was admitted (`laminar.node.api.app`)."""
     memo = request.head.memo
     principal: Principal | None = None if memo is None else memo.principal
     if principal is None:
-        principal = request.connection.context  # by a certificate, or by nothing
+        principal = request.connection.context  # of a certificate, or anonymous
     return ANYONE if principal is None else principal
 
 
 def owner_of(request: Request) -> str:
-    """Return whose limits count what a request makes; empty where that is no one's.
+    """Return the principal whose limits apply to objects that a request creates; empty if there is none.
 
-    A node that asks for no principal counts for no one. Nor does what a node does itself, as the audit: its
-    name is in parentheses, as no token's is, and the limits of `*` are not meant for it.
+    There is none on a node without access control, and for appends of nodes themselves, like the audit's:
+    their name is in parentheses, which no token's name can have, and the limits of `*` do not apply to them.
     """
     name = principal_of(request).name
     return "" if name == ANONYMOUS or name.startswith("(") else name

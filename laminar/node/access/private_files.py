@@ -1,7 +1,7 @@
-"""Files of a data folder that only the node's user may read: the first token, and the drawn secret.
+"""Files of a data folder that only the node's user may read: the first token, and the generated secret.
 
-They are no data, and are not written through the disk interface: no other file has their permissions, and
-nothing that a partition acknowledges depends on them.
+They are no data of partitions, and are not written through the disk interface: no other file has their
+permissions, and no acknowledged record depends on them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def write_private(path: str, text: str) -> None:
     """Replace a file, readable by this user alone from its first byte on; durable on return.
 
     Raises:
-        OSError: it could not be written; a file that was there is as it was.
+        OSError: the file could not be written; an existing one is unchanged.
     """
     temporary = f"{path}.new"
     with suppress(FileNotFoundError):
@@ -37,10 +37,10 @@ def write_private(path: str, text: str) -> None:
 
 
 def read_private(path: str) -> str:
-    """Return a file's text without white space around it; empty if there is no such file.
+    """Return a file's text without surrounding white space; empty if there is no such file.
 
     Raises:
-        OSError: it is there, and can't be read.
+        OSError: the file exists, but can't be read.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -51,10 +51,10 @@ def read_private(path: str) -> str:
 
 
 def remove_private(path: str) -> None:
-    """Remove a file, if it is there; durable on return.
+    """Remove a file, if it exists; durable on return.
 
     Raises:
-        OSError: it could not be removed.
+        OSError: the file could not be removed.
     """
     with suppress(FileNotFoundError):
         os.unlink(path)

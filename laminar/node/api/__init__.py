@@ -1,1 +1,1 @@
-"""The HTTP API of a shard: what each route does, and which shard does it if this one can't."""
+"""The HTTP API of a shard: the handlers of its routes, and the forwarding of requests to other shards."""

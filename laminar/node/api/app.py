@@ -1,7 +1,7 @@
 """The application that a shard's HTTP server serves: from a route's operation to its handler.
 
-Handlers of the hot path (append to a partition led here) return a future and make no task;
-all others are coroutines. What is checked on the head, before a body is read, is here.
+Handlers of the hot path (append to a partition led here) return a future and make no task; all others are
+coroutines. The checks of a request's head, which precede the read of its body, are here.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ _REDIRECTED_APPENDS = frozenset({"append_to_partition", "upload_part", "publish_
 
 _IMPORT = IMPORT.name.lower()
 
-# Operations that the audit has: those of admins. Of the others it has what their handlers refuse.
+# Operations of admins, which the audit records; of `_CHECKED_LATER` it records what their handlers refuse.
 _OF_ADMINS = frozenset(operation for operation, needs in NEEDS.items() if needs.what == "admin")
 _CHECKED_LATER = frozenset({"begin_producer", "prepare_stages", "commit_batch"})
 _AUDITED = _OF_ADMINS | _CHECKED_LATER
@@ -151,13 +151,16 @@ _AUDIT_TARGET = f"/v1/topics/{AUDIT_TOPIC}/partitions/0/records"
 _PARSED = frozenset({"append_to_topic", "append_to_partition", "stage"})
 
 NO_ROOM_MS = 1000
-"""When to ask again for what waits, if too much does."""
+"""After how long a client that has too many waiting requests should ask again."""
 
 Handler = Callable[..., Response | Awaitable[Response]]
 
 
 class Api:
-    """The HTTP application of one shard. `methods` are what other shards may call over the node transport."""
+    """The HTTP application of one shard.
+
+    `methods` are the handlers of other shards' requests, by method name.
+    """
 
     def __init__(self, host: HostServices) -> None:
         self._host = host
@@ -244,7 +247,7 @@ class Api:
         )
         TraceWriter(host, host.traces, self._append_to_trace, topic_routes.make)
         durations = Durations()
-        self.answered = durations.note  # without a method between: it is called for each answer
+        self.answered = durations.note  # directly, without a method around it: it is called for each answer
         numbers = ShardNumbers(
             host,
             watch,
@@ -368,7 +371,7 @@ class Api:
             "openapi": cluster.openapi,
             "docs": cluster.docs,
         }
-        # What clients' requests make other shards do.
+        # Transport methods that clients' requests call at other shards.
         self._steps: dict[str, Step] = {
             "describe": states.on_describe,
             "cursor": steps.on_cursor,
@@ -414,7 +417,7 @@ class Api:
         } | {name: answering(handler) for name, handler in self._steps.items()}
         unanswered = {route.operation for route in ROUTES} ^ self._handlers.keys()
         assert not unanswered, f"routes without a handler, or handlers without a route: {unanswered}"
-        # What waits for the fate of a seal wakes no group.
+        # An append that waits for the outcome of a partition's seal does not wake its quiesced group.
         self._appending = host.watched(
             lambda each: each.appends.waits or not each.state.succession.takes_records
         )
@@ -423,7 +426,11 @@ class Api:
     # -- the application -------------------------------------------------------------------
 
     def head(self, request: Request) -> Response | None:
-        """Check a head before its body is read: who asks for what, the body's size, whether to redirect."""
+        """Check a request's head before its body is read: access, the body's size, whether to redirect.
+
+        Returns:
+            The answer if the head settles it (a redirect or a refusal), or None to go on with the body.
+        """
         try:
             # An equal head has been admitted.
             matched: Matched = request.head.memo or self._admit(request.head)
@@ -442,7 +449,11 @@ class Api:
             raise
 
     def _admit(self, head: RequestHead) -> Matched:
-        """Return what a head asks for that came for the first time, if this shard may be asked."""
+        """Return the route of a head that is seen for the first time.
+
+        Raises:
+            Problem: the route does not exist, or a cross-site or reserved header is refused.
+        """
         self._sites.check(head)
         if FORWARDED in head.headers:
             raise Problem(
@@ -454,7 +465,7 @@ class Api:
         return matched_of(head)
 
     def _refused(self, request: Request) -> Asked:
-        """Return who was refused, and what, as far as it is known."""
+        """Return the client and operation of a refused request for the audit, as far as they are known."""
         matched: Matched | None = request.head.memo
         if self._guard is None or matched is None:
             return Asked(request, UNPROVEN)
@@ -465,7 +476,7 @@ class Api:
     def _datagram_refused(
         self, topic: str, partition: int, credential: str, peer: str, problem: Problem
     ) -> None:
-        """Note a datagram of a credential that was refused, as a request of it would be."""
+        """Note in the audit that a datagram of a known credential was refused, as for a request over HTTP."""
         record = self._host.view.credentials.get(credential)
         if record is not None:
             asked = by_datagram(topic, partition, Principal(record.name, credential=record.id), peer)
@@ -523,7 +534,7 @@ class Api:
         return asking(requester_of(request, self._host.node), answer)
 
     def _permitted_again(self, guard: Guard, request: Request, matched: Matched) -> Matched:
-        """Check a request once more whose head was checked by an older view: its body may come minutes later.
+        """Check access again: the view has changed since the check of the head, perhaps minutes ago.
 
         Raises:
             Problem: 401 `unauthorized`, 403 `forbidden`, 503 `not_ready`. Nothing was carried out.
@@ -537,7 +548,7 @@ class Api:
         return matched_of(request.head)
 
     async def _audited(self, request: Request, matched: Matched) -> Response:
-        """Answer a request of which the audit has how it ended. The answer does not wait for that."""
+        """Answer a request and note in the audit how it ended. The answer does not wait for the audit."""
         is_call = matched.operation in _OF_ADMINS
         try:
             answer = self._carry_out(request, matched)
@@ -552,9 +563,9 @@ class Api:
     def _carry_out(self, request: Request, matched: Matched) -> Response | Awaitable[Response]:
         _check_document(matched, len(request.body))
         if matched.may_wait:
-            under_way, most = request.connection.reads()
-            if under_way >= most:
-                raise _no_room(under_way, most)
+            full = request.connection.read_refusal()
+            if full is not None:
+                raise _no_room(*full)
             request.answer_bytes = matched.answer_bytes or request.answer_bytes
         answer: Response | Awaitable[Response]
         if matched.is_of_topic and not self._known(matched):
@@ -569,20 +580,23 @@ class Api:
         return answer
 
     def _known(self, matched: Matched) -> bool:
-        """Return whether the view, which may be old, can say if what a path names exists."""
+        """Return whether this shard's view knows the topic and partition of a path.
+
+        If not, the view may be old.
+        """
         if matched.place in self._host.partitions:
             return True
         return self._topics.knows(matched.params["topic"], matched.params.get("partition"))
 
     async def _handle_after_refresh(self, request: Request, matched: Matched) -> Response:
-        """Handle a request for what is unknown after a refresh of the view, which may have been old."""
+        """Refresh the view, which may have been old, then handle a request for an unknown topic."""
         await self._host.refresh_view()
         self._check_import(request, matched)
         answer = self._handlers[matched.operation](request, **matched.params)
         return answer if isinstance(answer, Response) else await answer
 
     def _check_import(self, request: Request, matched: Matched) -> None:
-        """Refuse what only the importer of a topic may ask. Raises as `TopicLookup.check_import`."""
+        """Refuse a request that only the importer of a topic may make. Raises `Problem`."""
         if not matched.waits_for_import:
             return
         topic = matched.params.get("topic")
@@ -594,7 +608,7 @@ class Api:
             self._imports.note(topic, request.headers[_IMPORT])
 
     def _let_in(self, guard: Guard, request: Request, matched: Matched) -> Response | None:
-        """Count a request for its principal; return None to go on, or what `head` is to return.
+        """Check a principal's access and limits; return None to go on, or else the answer of `head`.
 
         Raises:
             Problem: 401 `unauthorized`, 403 `forbidden`, 429 `quota`, 503 `not_ready`.
@@ -623,17 +637,17 @@ class Api:
                 meter.admit(request.content_length or 0, self._host.clock.monotonic_ms())
             except Problem as problem:
                 response = problem_response(problem)
-                if not principal.may("admin", ""):  # what an operator asks next may be allowed
+                if not principal.may("admin", ""):  # an operator's next request may be one without a limit
                     response.mute_s = (problem.retry_after_ms or 0) / 1000
                 return response
         return None
 
     @staticmethod
     def _permit(guard: Guard, request: Request, matched: Matched) -> Principal:
-        """Return the principal of a request, which may make it.
+        """Return the principal of a request after checking that it may make the request.
 
-        A principal by a token is kept with the head, which has the token. Any other, by a certificate or by
-        nothing, is kept with the connection, as requests of others share the head.
+        A principal by a token is remembered with the head, which contains the token. Any other (by a
+        certificate or anonymous) is remembered with the connection, as connections share equal heads.
 
         Raises:
             Problem: 401 `unauthorized`, 403 `forbidden`, 503 `not_ready`.
@@ -644,7 +658,7 @@ class Api:
         certificate = getattr(connection, "certificate", None)  # only a connection with TLS has one
         needs = NEEDS[operation]
         if _IMPORT in head.headers and needs.what in ("read", "write"):
-            needs = needs._replace(what="admin")  # else who may write would add to what is imported
+            needs = needs._replace(what="admin")  # else a writer could append to a topic under import
         principal = guard.permit(head, operation, needs, matched.params, certificate=certificate)
         if head.headers.get("authorization"):
             head.memo = matched._replace(principal=principal)
@@ -653,9 +667,10 @@ class Api:
         return principal
 
     def _redirect(self, request: Request, matched: Matched) -> Response | None:
-        """Return a 307 to the shard that serves the request: the leader's, or that of any replica.
+        """Return a 307 to the shard that serves the request: that of the leader, or of any replica.
 
-        None if this shard serves it, no such shard is known, or the operation has no redirects.
+        Returns None if this shard serves the request, no such shard is known, or the operation has no
+        redirects.
         """
         operation, params = matched.operation, matched.params
         appends = operation in _REDIRECTED_APPENDS
@@ -671,7 +686,7 @@ class Api:
         try:
             number = self._topics.partition_record(topic, params["partition"]).number
         except Problem:
-            return None  # the handler says why: it may be reclaimed
+            return None  # the handler answers with the reason: the partition may be reclaimed
         if needs_leader:
             where = self._locator.known_leader(topic, number)
         else:
@@ -704,7 +719,7 @@ class Api:
 
     @property
     def max_body_bytes(self) -> int:
-        """Most bytes that a request's body may have."""
+        """The maximum size of a request's body."""
         return self.limits.max_body_bytes
 
     async def start(self) -> None:
@@ -712,7 +727,7 @@ class Api:
         await self._datagrams.serve()
 
     def close(self) -> None:
-        """Stop receiving datagrams."""
+        """Stop receiving datagrams; log the number of audit records that were not written."""
         self._datagrams.close()
         self._audit.close()
 
@@ -721,7 +736,7 @@ class Api:
     async def _on_http(self, peer: Peer, payload: bytes) -> Any:
         passed = decode_passed(payload)
         head = RequestHead(passed.method, passed.target, passed.headers)
-        # The node that took the request has checked what its principal may do, and has it in its audit.
+        # The node that took the request has checked its principal's grants, and has recorded it in its audit.
         matched = matched_of(head)
         if matched.operation != "append_to_partition" or matched.params["topic"] not in _WRITTEN_BY_NODES:
             matched.check_system()
@@ -750,11 +765,14 @@ class Api:
         return await self._passed.call(flow, len(payload), lambda: step(peer, asked.payload))
 
     def _flow_of(self, principal: str) -> Flow | None:
-        """Return whose turns a request takes that another shard has let in; None: this one has none."""
+        """Return the flow (a principal's fair share) of a forwarded request; None without access control."""
         return None if self._guard is None else self._guard.meter_of(principal).flow
 
     async def _append_to_audit(self, lines: bytes, key: str) -> None:
-        """Append records to `_audit`, here or at its leader; with the same key again they are there once."""
+        """Append records to `_audit`, here or at its leader.
+
+        Repeated with the same key, they are stored once.
+        """
         head = RequestHead("POST", _AUDIT_TARGET, {"content-type": NDJSON_TYPE, "idempotency-key": key})
         params = {"topic": AUDIT_TOPIC, "partition": "0"}
         head.memo = Matched("append_to_partition", params, None, Principal("(audit)"))
@@ -763,7 +781,10 @@ class Api:
             await answer
 
     async def _append_to_trace(self, append: Append) -> None:
-        """Append events to `_trace`, here or at its leaders: once, as they have no idempotency key."""
+        """Append events to `_trace`, here or at its leaders.
+
+        It is not repeated: there is no idempotency key.
+        """
         head = RequestHead("POST", f"/v1/topics/{TRACE_TOPIC}/records", {})
         params = {"topic": TRACE_TOPIC}
         head.memo = Matched("append_to_topic", params, None, Principal("(trace)"))
@@ -772,7 +793,10 @@ class Api:
         await self._to_topics.topic(request, **params)
 
     def _sweep(self) -> None:
-        """Answer all appends that wait too long for a majority. One pass for all saves a timer for each."""
+        """Fail all appends that have waited too long for a majority.
+
+        One sweep saves a timer for each append.
+        """
         for partition in self._appending():
             partition.appends.expire(older_than_s=COMMIT_WAIT_S)
 
@@ -780,7 +804,7 @@ class Api:
 def _no_room(under_way: int, most: int) -> Problem:
     return Problem(
         "overloaded",
-        "too many requests of this client wait at this shard",
+        "too many requests of this client that may wait are under way at this shard",
         field="requests",
         value=under_way + 1,
         limit=most,

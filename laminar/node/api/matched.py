@@ -1,6 +1,7 @@
-"""What a head asks for: the operation, the names in its path, and what follows from these alone.
+"""Match a request's head to a route: its operation, the names in its path, and facts that follow from these.
 
-It is found once for all requests with an equal head, which share the parsed head, and kept with that.
+The match is computed once for all requests with an equal head, which share the parsed head, and is stored
+there.
 """
 
 from __future__ import annotations
@@ -26,22 +27,22 @@ _IDEMPOTENCY_HEADERS = {
     header.name.lower(): frozenset(route.operation for route in ROUTES if header in route.parameters)
     for header in GUARANTEES
 }
-# The changes of an internal topic that are allowed: operators' decisions on where it is, and to accept a
-# loss. Of `update_topic` only the number of replicas is, and retention of `_audit` (`TopicRoutes.update`).
+# The permitted changes of an internal topic: operators' decisions on its placement, and to accept a loss.
+# `update_topic` may change only the number of replicas, and retention of `_audit` (`TopicRoutes.update`).
 _ON_THE_SYSTEMS = frozenset(
     ("recover_partition", "update_topic", "pin_partition", "unpin_partition", "prefer_leader")
 )
 
-# And what changes nothing, although its method is POST.
+# Operations that change nothing, although their method is POST.
 _SYSTEMS_TAKE = _ON_THE_SYSTEMS | {"search"}
 
-# By internal topic what else is allowed: the cursors of those who export the trace.
+# By internal topic further permitted operations: the cursors of programs that export the trace.
 _TAKES_TOO = {TRACE_TOPIC: frozenset(("set_cursor", "delete_cursor"))}
 
-# Reads whose method is POST: how many bytes their answers may have, of what waits as of a fetch.
+# Reads whose method is POST, with the most bytes of their answers; one that waits counts like a fetch.
 _READ_BY_POST = {"search": MOST_ANSWER_BYTES, "receive_jobs": DEFAULT_BYTES}
 
-# Operations that a topic permits to all while it is imported: where it is, what it has, and to delete it.
+# Operations that every client may request while a topic is imported: descriptions, and to delete it.
 _WHILE_IMPORTING = frozenset(
     (
         *("create_topic", "describe_topic", "delete_topic", "list_partitions", "describe_partition"),
@@ -52,30 +53,30 @@ _WHILE_IMPORTING = frozenset(
 
 
 class Matched(NamedTuple):
-    """The operation that a head asks for: the same for each request with the same head."""
+    """The operation of a route that matches a request's head, with the names in the path."""
 
     operation: str
     params: dict[str, str]
     most_document_bytes: int | None
     principal: Principal | None = None
-    """Who asks by a token, if this shard asks; None before that is checked, and of a request without one."""
+    """The principal of the head's token; None before its check, without a token or without access control."""
     is_counted: bool = False
-    """Whether the rates of principals count it. They do not for those of operators, and of their monitors."""
+    """Whether it counts in the rate limits of principals. Requests of operators and their monitors do not."""
     is_systems: bool = False
-    """Whether only nodes may do this, as it changes a topic of the system."""
+    """Whether only nodes may request it, because it changes an internal topic."""
     place: tuple[str, int] | None = None
     """The topic and the number of the partition that the path names, if it names one."""
     is_of_topic: bool = False
     """Whether the topic that the path names must exist."""
     waits_for_import: bool = True
-    """Whether a topic does not permit this while it is imported."""
+    """Whether it is refused while the topic is being imported."""
     may_wait: bool = False
-    """Whether it may wait for something to come, or take long to look for it."""
+    """Whether the request may wait for records, or search for a long time."""
     answer_bytes: int = 0
-    """How many bytes the answer of a read by POST may have; 0 of anything else."""
+    """The most bytes of the answer of a read by POST; 0 for other operations."""
 
     def check_system(self) -> None:
-        """Refuse what only nodes may do.
+        """Refuse an operation on an internal topic that only nodes may carry out.
 
         Raises:
             Problem: 422 `invalid`.
@@ -92,10 +93,11 @@ class Matched(NamedTuple):
 
 
 def matched_of(head: RequestHead) -> Matched:
-    """Return what a head asks for.
+    """Return the match of a head.
 
     Raises:
-        Problem: 400, 404, 405, 415 or 422: no route, or a header or parameter that it does not take.
+        Problem: 400, 404, 405, 415 or 422: no route matches, or the route does not take a header or
+            parameter.
     """
     if head.memo is None:
         head.memo = _match(head)

@@ -1,4 +1,4 @@
-"""The channels of the partitions that this shard leads: what is given out, and when it comes back.
+"""The channels of the partitions that this shard leads: they give out records to consumers.
 
-Begin with `delivery`.
+To understand them, begin with `delivery`.
 """

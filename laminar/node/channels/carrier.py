@@ -1,18 +1,19 @@
-"""Copies of records that channels have open, so that these need not keep the log. The leader's part.
+"""Copy open records of channels to the log's end, so that old segments can be trimmed. The leader does this.
 
-The start of the log does not pass a record that is out or aside. Retention asks for copies when such records
-are all that keeps expired segments (`laminar.node.partition.retention`): then they are written again at the
-log's end, in entries that are at once the copy and the change of the table. So a record that is dead, or
-waits for two years, costs its bytes once in each retention period, and keeps nothing else on the disk.
+An *open* record is out or aside: given out, or waiting for another attempt, or dead. Retention never trims
+the log beyond an open record. When open records are all that prevents the trimming of expired segments,
+retention (`laminar.node.partition.retention`) asks for copies: the records are written again at the log's
+end, in entries that are both the copy and the change of the channels' table. So a record that is dead, or
+waits for two years, costs its bytes once in each retention period, and retains no other data on the disk.
 
-A copy is made only if it frees at least twice what it takes, together with the copies of delayed records
-that have to follow (`laminar.node.delay.carrier`). What records take is estimated by their segments, and then
-measured before any is written. A record larger than a batch is not copied, nor is one that is damaged here:
-it keeps the log as long as it is open.
+Copies are written only if they free at least twice the space that they take, together with the copies of
+delayed records that have to follow (`laminar.node.delay.carrier`). The sizes of records are first estimated
+from their segments, and then measured before any copy is written. A record larger than a batch is not copied,
+nor is one that is damaged here: it prevents trimming as long as it is open.
 
-Something else may keep the log's start where it is, as a transaction that is not decided. So until the log
-begins where copies were to let it begin, none are made for a later place, if these are all that was needed
-for it: those that were made might be copied again and again, and fill the disk.
+Something else may prevent trimming, too, for example a transaction that is not decided. So while the log is
+not trimmed yet as far as the latest copies permit, no copies are made for later segments: else the same
+records could be copied again and again, and fill the disk.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _log = logging.getLogger("laminar.channels")
 _T = TypeVar("_T")
 
 CARRIED_SINCE: Final = 5
-"""The code version from which on all nodes know copies."""
+"""The code version from which on all nodes support copies of open records."""
 COPY_BYTES: Final = 1 << 20
 """Most bytes of records in one entry, unless one record alone has more."""
 COPY_RECORDS: Final = 10_000
@@ -44,13 +45,13 @@ COPY_RECORDS: Final = 10_000
 AT_ONCE: Final = 100
 """How many records are read in one turn of the loop."""
 NO_COPY: Final = 0
-"""In place of a damaged entry: the record is larger than a batch, or its batch is not what it should be."""
+"""Instead of a damaged entry's index: the record is larger than a batch, or its batch is malformed."""
 RECORD_BYTES: Final = 32
-"""About how many bytes a record takes beside its cells."""
+"""The approximate size of a record in addition to its fields."""
 
 
 class _Record(NamedTuple):
-    """A record to be copied. It holds no batch in memory."""
+    """A record to be copied. It has its own bytes, so that it does not retain its batch in memory."""
 
     offset: int
     append_ms: int
@@ -82,7 +83,7 @@ class _Record(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """About how many bytes it takes, not compressed."""
+        """The approximate size of the record, not compressed."""
         headers = self.headers or {}
         return (
             RECORD_BYTES
@@ -94,32 +95,32 @@ class _Record(NamedTuple):
 
 
 class _Way(NamedTuple):
-    """The records at `offsets` are to be copied, so that the log may begin after entry `end`."""
+    """A plan: copy the records at `offsets`, so that the log may be trimmed up to entry `end`."""
 
     end: int
     offsets: list[int]
 
 
 class Carrier:
-    """The copies in one partition. One task makes them."""
+    """Copies open records in one partition, in one task."""
 
     def __init__(self, partition: Partition) -> None:
-        """Make the carrier of a partition; it is idle until it is asked."""
+        """Create the carrier of a partition; it does nothing until `carry` is called."""
         self._partition = partition
         self._task: asyncio.Task[None] | None = None
-        # How many bytes the open records take that were read, by offset, as they are stored.
+        # The stored sizes of open records that were read, by offset.
         self._sizes: dict[int, int] = {}
-        # Records that are not copied, by offset: the entry of each that is damaged here, or `NO_COPY`.
+        # Records that cannot be copied, by offset: the damaged entry of each, or `NO_COPY`.
         self._stays: dict[int, int] = {}
-        # The entry after which the log may begin by the copies that were made last.
+        # The entry up to which the latest copies permit trimming.
         self._end = 0
         self.copied = 0
 
     def carry(self, ends: Sequence[int]) -> None:
-        """Begin to copy what is open before the end of a segment, unless copies are being made.
+        """Begin to copy the open records in old segments, unless copies are being made.
 
-        `ends` are the last indexes of the segments that only open records keep, ascending. It is done for as
-        many of them as `STEP_BYTES` allow, and where it frees more than it takes.
+        `ends` are the last indexes of the segments that only open records retain, in ascending order. As many
+        segments are handled as `STEP_BYTES` permit, and only if that frees more space than the copies take.
         """
         if self._task is None and self._partition.leads and self._way(ends) is not None:
             self._task = asyncio.get_running_loop().create_task(self._run(ends))
@@ -130,7 +131,7 @@ class Carrier:
             await asyncio.wait([self._task])
 
     def stop(self) -> None:
-        """End the task: this replica leads no more, or the process ends."""
+        """Cancel the task, when this replica no longer leads or the process ends."""
         if self._task is not None:
             self._task.cancel()
             self._task = None
@@ -138,7 +139,7 @@ class Carrier:
     # -- what is copied ----------------------------------------------------------------------
 
     def _way(self, ends: Sequence[int]) -> _Way | None:
-        """Return what is to be copied, by what is known of the records; None if nothing is."""
+        """Return the plan of what to copy, by the known sizes of the records; None if it does not pay."""
         log, table = self._partition.log, self._partition.state.channels
         originals = sorted(table.uncopied(log.start.offset))
         copies = sorted((copy.entry, offset, copy.size) for offset, copy in table.copies.items())
@@ -162,7 +163,7 @@ class Carrier:
             place = bisect_left(segments, (end + 1,))
             held = segment_bytes[place]
             if not place or segments[place - 1][0] != end:
-                held += row.position + row.size  # it is a seal's, in the active segment
+                held += row.position + row.size  # the entry is a seal, in the active segment
             of_record = (held - freed) // max(1, row.next_offset - first)
             fresh_end = bisect_left(originals, row.next_offset)
             again_end = bisect_left(copies, (end + 1,))
@@ -175,13 +176,14 @@ class Carrier:
             delayed_follow = 2 * of_delayed <= freed - without_delayed
             if not fresh and not again:
                 free_without = held
-                # If copies failed, more was opened, or the delayed records stay, then the log can't begin
-                # there, and to wait for that would be for as long as these are open.
+                # Wait only if nothing else prevents trimming there: after failed copies, with newly opened
+                # records, or with delayed records that are not copied, the wait could be
+                # endless.
                 waits = end == self._end and delayed_follow
                 continue
             if chosen is not None and takes > STEP_BYTES:
                 break
-            # The delayed records are to follow, which are looked at without what is open.
+            # The delayed records must be copied after these; their carrier does not consider open records.
             if 2 * takes <= freed - free_without and 2 * (takes + of_delayed) <= freed and delayed_follow:
                 chosen = end, fresh, again
         if chosen is None:
@@ -190,7 +192,7 @@ class Carrier:
         return _Way(end, sorted({*originals[:fresh], *(offset for _, offset, _ in copies[:again])}))
 
     def _keeps(self, end: int, next_offset: int) -> bool:
-        """Return whether a record before the end of entry `end` stays where it is."""
+        """Return whether a record that cannot be copied lies in the entries up to `end`."""
         copies = self._partition.state.channels.copies
         return any(
             copies[offset].entry <= end if offset in copies else offset < next_offset
@@ -198,7 +200,7 @@ class Carrier:
         )
 
     def _forget(self, originals: Sequence[int]) -> None:
-        """Forget the sizes of all other records, and what does not stay any more: it is repaired, or done."""
+        """Drop sizes of records other than `originals`, and outdated marks in `_stays`."""
         held, table = set(originals), self._partition.state.channels
         quarantine = self._partition.log.quarantine
         self._sizes = {offset: size for offset, size in self._sizes.items() if offset in held}
@@ -223,7 +225,7 @@ class Carrier:
                     self._end = way.end
                     await self._copy(way.offsets)
                     return
-                # What is not known after it was read would be read again without end.
+                # A record whose size is unknown after it was read would be read again for ever.
                 if not measured.isdisjoint(unknown) or not await self._measure(unknown):
                     return
                 measured.update(unknown)
@@ -236,7 +238,7 @@ class Carrier:
                 self._task = None
 
     async def _measure(self, offsets: Sequence[int]) -> bool:
-        """Read records to learn their sizes, and which of them stay; return whether all could be learnt."""
+        """Read records to learn their sizes, or that they cannot be copied; return whether that succeeded."""
         source = Source(self._partition)
         for number, offset in enumerate(offsets):
             if number % AT_ONCE == AT_ONCE - 1:
@@ -257,7 +259,7 @@ class Carrier:
         return True
 
     async def _copy(self, offsets: Sequence[int]) -> None:
-        """Copy these records; return when that is committed."""
+        """Copy these records; return when the copies are committed."""
         source = Source(self._partition)
         chosen: list[_Record] = []
         size = 0
@@ -277,13 +279,13 @@ class Carrier:
             await self._append(chosen)
 
     async def _read(self, source: Source, offset: int) -> Stretch | None:
-        """Return a record; None if there is none to be copied."""
+        """Read an open record; return None if it is not open any more, or cannot be copied."""
         if not self._partition.state.channels.has_open(offset):
             return None
         try:
             stretch = await source.read(offset, offset + 1)
         except DamagedRange as damage:
-            # It is repaired from another replica, or is dead in the end.
+            # It will be repaired from another replica, or fail as a dead record.
             _log.info("%s: an open record is not copied now: %s", self._partition.replica.name, damage)
             self._stays[offset] = damage.first_index
             return None
@@ -303,8 +305,8 @@ class Carrier:
             len(frame) // len(chosen),
             bytes(frame),
         )
-        # What ended since it was read has no copy: the table looks when it applies this. It frees room, so
-        # it is made on a full disk, too. The originals are deleted after it, so it counts when it is synced.
+        # The table ignores copies of records that ended since they were read. The entry frees space, so it
+        # is allowed on a full disk. The originals are deleted after it, so it counts only when synced.
         future = self._partition.appends.append_control(
             channel_entry([change], synced=True), even_if_full=True
         )

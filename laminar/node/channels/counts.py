@@ -1,7 +1,8 @@
-"""What became of the records of each channel, counted by the process that led their partitions.
+"""Counters of each channel for metrics: records acknowledged, late, dead, given out again.
 
-One count for all partitions of a channel that this process leads or has led. They are raised once a turn, and
-forgotten with the channel, so there are no more of them than channels: 10,000 in a cluster.
+A channel has one set of counters for all its partitions that this process leads or has led. They are updated
+once a turn of the loop, and dropped with the channel, so there are no more than channels: 10,000 in a
+cluster.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ OVERDUE_MS: Final = 1_000
 
 @dataclass(slots=True)
 class ChannelCount:
-    """The counts of one channel.
+    """The counters of one channel.
 
-    `late` are what consumers said of records whose time was over; `overdue` are records that waited for a
-    time, and were given out again more than `OVERDUE_MS` after it.
+    `late` counts acknowledgements and other steps of consumers that came after their delivery was over.
+    `overdue` counts records that waited for a time and were given out more than `OVERDUE_MS` after it.
     """
 
     topic: str
@@ -31,7 +32,7 @@ class ChannelCount:
     overdue: int = 0
 
     def row(self) -> tuple[str, str, int, int, int, int, int]:
-        """Return topic, name and counts, in the order of the fields."""
+        """Return topic, name and counters, in the order of the fields."""
         return (
             *(self.topic, self.name, self.acknowledged, self.redelivered),
             *(self.late, self.died, self.overdue),
@@ -39,23 +40,26 @@ class ChannelCount:
 
 
 class ChannelCounts:
-    """The counts of a process, by the channel's id, which another channel of its name does not have."""
+    """The counters of all channels of a process, by channel id.
+
+    A later channel of the same name has another id.
+    """
 
     def __init__(self) -> None:
-        """Begin without any."""
+        """Begin without counters."""
         self._by_id: dict[int, ChannelCount] = {}
 
     def of(self, topic: str, channel: int, name: str) -> ChannelCount:
-        """Return the count of a channel, which is made if there is none."""
+        """Return the counters of a channel, which are created if needed."""
         found = self._by_id.get(channel)
         if found is None:
             found = self._by_id[channel] = ChannelCount(topic, name)
         return found
 
     def keep(self, channels: Collection[int]) -> None:
-        """Forget all but these channels, by their ids."""
+        """Drop the counters of all channels but these, by id."""
         self._by_id = {number: each for number, each in self._by_id.items() if number in channels}
 
     def rows(self) -> list[tuple[str, str, int, int, int, int, int]]:
-        """Return all as `ChannelCount.row`."""
+        """Return a row (`ChannelCount.row`) for each channel."""
         return [each.row() for each in self._by_id.values()]

@@ -1,4 +1,4 @@
-"""The deliveries of one shard, one for each partition with channels that it leads."""
+"""The `Delivery` objects of one shard: one for each partition with channels that it leads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CHECK_S = 5.0
 
 
 class _Counted(NamedTuple):
-    """Counters of deliveries."""
+    """Sums of the counters of deliveries."""
 
     given: int = 0
     repeated: int = 0
@@ -25,7 +25,7 @@ class _Counted(NamedTuple):
     copied: int = 0
 
     def with_those_of(self, held: _Held) -> _Counted:
-        """Return the sums with those of one more."""
+        """Return the sums with the counters of one more partition added."""
         delivery = held.delivery
         return _Counted(
             self.given + delivery.given,
@@ -48,24 +48,28 @@ async def _not_known(partition: Partition, channel: int) -> bool:
 
 
 class Deliveries:
-    """The deliveries of a shard's partitions, by group. They are made when they are first asked for."""
+    """The deliveries (and carriers) of a shard's partitions. They are created when first needed."""
 
     def __init__(self) -> None:
-        """Begin without any."""
-        # Whether a channel has ended all that is in the partitions before one (`Delivery`). Until the
-        # application has set it, no ordered channel gives out what follows others.
+        """Begin without deliveries."""
+        # Returns whether a channel has drained the ancestors of a partition (`Delivery`). Until the
+        # application
+        # has set it, no ordered channel gives out records of a partition that has ancestors.
         self.precedes: Callable[[Partition, int], Awaitable[bool]] = _not_known
         self.counts = ChannelCounts()
         self._held: dict[bytes, _Held] = {}
-        # What deliveries that ended have counted.
+        # The sums of deliveries that have ended.
         self._before = _Counted()
 
     def of(self, partition: Partition) -> Delivery:
-        """Return the delivery of a partition, which is made if there is none."""
+        """Return the delivery of a partition, which is created if needed."""
         return self._of(partition).delivery
 
     def carry(self, partition: Partition, ends: Sequence[int]) -> None:
-        """Have what is open before the ends of segments copied, so that the log may begin after them."""
+        """Copy the open records of old segments to the log's end, so that the segments may be trimmed.
+
+        `ends` are the last indexes of the segments.
+        """
         self._of(partition).carrier.carry(ends)
 
     def _of(self, partition: Partition) -> _Held:
@@ -80,9 +84,9 @@ class Deliveries:
         return held
 
     def check(self, partitions: Iterable[Partition]) -> None:
-        """Look after time-outs and dead records where no consumer asks; end what is not led any more.
+        """Handle time-outs and dead records of all partitions; end deliveries that are no longer led here.
 
-        What was counted of channels that are in no partition here any more is forgotten.
+        It also drops the counters of channels that are in no partition here any more. Call it regularly.
         """
         here = [each for each in partitions if each.state.channels]
         self.counts.keep({channel for each in here for channel in each.state.channels.by_id})
@@ -93,12 +97,12 @@ class Deliveries:
             self.of(partition).check()
 
     def stop(self) -> None:
-        """End all: the process ends."""
+        """End all deliveries, because the process ends."""
         for group in list(self._held):
             self._end(group)
 
     def statistics(self) -> dict[str, int]:
-        """Return what this process counted: given out, of these again, ended, late, dead, and copied."""
+        """Return this process's counters: records given out, repeated, acknowledged, late, dead, copied."""
         found = _Counted(*self._before)
         for held in self._held.values():
             found = found.with_those_of(held)

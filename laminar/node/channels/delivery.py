@@ -1,14 +1,17 @@
-"""Delivery of the records of one partition to the consumers of its channels. The leader's part.
+"""Deliver the records of one partition to the consumers of its channels. The partition's leader does this.
 
-Requests collect for a turn of the loop. At its end `_turn` proposes, in this order, what was acknowledged,
-what failed or took too long, and then what is given out: so a successor of a key is out after the entry that
-ends the one before it. A consumer is answered when the entry is committed, never before: what an earlier
-leader promised is then in the log of this one.
+Requests are collected for a turn of the event loop. At its end `_turn` proposes entries, in this order: for
+acknowledged records, for those that failed or expired, and then for those that are given out. So the next
+record of a key is given out by a later entry than the one that ends the record before it. A consumer is
+answered when the entry is committed, never before: so the log of the next leader has everything that
+consumers were promised.
 
-A token counts only if its record is out *at the log's end* under that delivery. Other tokens change nothing:
-one whose record is done says so, all others are late. Both are said when all that was looked at is committed.
+A token is valid only if its record is out *at the log's end* under the delivery that the token names. Other
+tokens change nothing: if the record is done the answer says so, otherwise the token is late (its delivery is
+over). Both answers are given only when the log is committed up to the end at which the table was read.
 
-The memory of a leader (`lines`) is for one term. What is given out is chosen and answered by `giver`.
+The memory of a leader (`lines`) lasts for one term. `giver` chooses the records that are given out, and
+answers consumers.
 """
 
 from __future__ import annotations
@@ -56,22 +59,22 @@ from laminar.wire.channels import ChannelSettings, CursorStart, Named
 MAX_RANGE: Final = MAX_JOBS
 """Most records that one request names."""
 TICK_S: Final = 0.1
-"""How often, at most, what is due is looked for."""
+"""The shortest time between two checks for due records."""
 STALL_S: Final = 0.25
-"""A check that is late by more is taken for a stall of this process, which costs no consumer its time."""
+"""A timer that is late by more shows a stall of this process, which is not counted as time of consumers."""
 
 
 @dataclass(slots=True, eq=False)
 class _Settler:
-    """A request that says what became of records; `extends` are those that may have more time."""
+    """A request to acknowledge, nack, release or extend records; `extends` are the valid extensions."""
 
     channel: int
     steps: Sequence[Step]
     future: asyncio.Future[Settled]
     extends: list[tuple[int, Out, int]] = field(default_factory=list)
-    # No entry was proposed after it was judged, whose commit would show that this replica led then.
+    # Whether no entry was proposed for it, whose commit would prove that this replica still led.
     is_unconfirmed: bool = False
-    # Who says it, where the topic is traced.
+    # The requester, if the topic is traced.
     who: Who | None = None
 
 
@@ -80,7 +83,7 @@ async def _always(partition: Partition, channel: int) -> bool:
 
 
 class Delivery:
-    """The channels of one partition. `stop` ends its tasks."""
+    """Delivers the records of one partition to its channels' consumers. `stop` ends its tasks."""
 
     def __init__(
         self,
@@ -89,11 +92,11 @@ class Delivery:
         precedes: Callable[[Partition, int], Awaitable[bool]] = _always,
         counts: ChannelCounts | None = None,
     ) -> None:
-        """Make the delivery of a partition; it is idle until it is asked.
+        """Create the delivery of a partition; it is idle until the first request.
 
-        `precedes(partition, channel id)` returns whether the channel has ended all that is in the partitions
-        before this one: an ordered channel gives out nothing before that. `counts` are raised for what
-        becomes of records.
+        `precedes(partition, channel id)` returns whether the channel has drained all ancestors of this
+        partition: an ordered channel gives out nothing before that. `counts` are the counters that it
+        updates.
         """
         self._partition = partition
         self._loop = asyncio.get_running_loop()
@@ -112,7 +115,8 @@ class Delivery:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_s = 0.0
         self._watch: asyncio.Task[None] | None = None
-        # When a batch last asked for its pins, by the loop's time; not of those that an earlier leader made.
+        # The loop's time at which a batch last asked for its pins; pins made by earlier leaders are not in
+        # it.
         self.pinned_s: dict[BatchKey, float] = {}
         self.acknowledged = 0
         self.late = 0
@@ -120,12 +124,12 @@ class Delivery:
 
     @property
     def given(self) -> int:
-        """How many records were given out."""
+        """The number of records that were given out."""
         return self._giver.given
 
     @property
     def repeated(self) -> int:
-        """How many of them were given out before."""
+        """The number of records that were given out again, after an earlier delivery."""
         return self._giver.repeated
 
     # -- requests ------------------------------------------------------------------------------
@@ -133,10 +137,10 @@ class Delivery:
     async def open(
         self, channel: int, name: str, version: int, settings: ChannelSettings, *, from_start: bool = False
     ) -> Receipt:
-        """Open a channel here, or bring its settings to this version; return when that is committed.
+        """Open a channel here, or change its settings to this version; return when that is committed.
 
-        With `from_start` it begins with the first record whatever its settings say, as in a partition that
-        was made after it.
+        With `from_start` it begins with the first record whatever its settings say: the partition was created
+        after the channel.
 
         Raises:
             Problem: 503 `not_leader`, or the log takes no entry.
@@ -157,7 +161,7 @@ class Delivery:
         if known is None:
             self._check_fence()
         if isinstance(settings.start, CursorStart) and not from_start:
-            # The bounds were confirmed before: what a client was answered to have set is committed here.
+            # The bounds were confirmed before, so every record whose append was answered is committed here.
             cursor = partition.cursor_commands.get(settings.start.cursor)
             first = bounds.start if cursor is None else cursor.position
         first = max(first, partition.state.next_start)
@@ -166,7 +170,10 @@ class Delivery:
         return await future
 
     async def close(self, channel: int) -> Receipt:
-        """Forget a channel; return when that is committed. Raises `Problem` as `open` does."""
+        """Remove a channel from this partition; return when that is committed.
+
+        Raises `Problem` as `open` does.
+        """
         self._partition.check_leads()
         if channel not in self._partition.state.channels.by_id:
             return await seen(self._partition)
@@ -183,14 +190,15 @@ class Delivery:
         timeout_ms: int | None = None,
         who: Who | None = None,
     ) -> Jobs | None:
-        """Return up to `wanted` records, given to the caller alone; None after `wait_s` without one.
+        """Give out up to `wanted` records to the caller; None if there is none within `wait_s`.
 
-        With `wanted` 0 none is given: the answer has no records when there is one to be given, or is None.
+        With `wanted` 0 nothing is given out: it returns a `Jobs` without records as soon as one is available,
+        or None.
 
         Raises:
             Problem: 503 `being_created` if the channel is not open here; 404 `no_such_channel` if it is
-                deleted meanwhile; 503 `not_leader`; 503 or 507 when the log takes no entry. With the outcome
-                `unknown` records may be out until their time is over.
+                deleted meanwhile; 503 `not_leader`; 503 or 507 if the log takes no entry. After the outcome
+                `unknown` records may be out until their delivery expires.
         """
         self._partition.check_leads()
         line = self._lines.of(channel)
@@ -208,7 +216,7 @@ class Delivery:
                 self._partition.context.trace.read([run.first for run in jobs.runs], jobs.frames)
             return jobs
         except asyncio.CancelledError:
-            # The caller is gone: what it was given is released, also if that is committed only now.
+            # The caller is gone: its records are released, even if their delivery is committed only now.
             if future.done() and not future.cancelled() and future.exception() is None:
                 runs = future.result()
             if runs:
@@ -216,11 +224,11 @@ class Delivery:
             raise
 
     async def settle(self, channel: int, steps: Sequence[Step], *, who: Who | None = None) -> Settled:
-        """Acknowledge, refuse, release or extend records that were given out; return when that is committed.
+        """Acknowledge, nack, release or extend records that were given out; return when that is committed.
 
         Raises:
-            Problem: as `receive`; 422 `invalid` when too many records are named. With the outcome `unknown`
-                it may have been carried out: to ask again is safe.
+            Problem: as `receive`; 422 `invalid` when too many records are named. After the outcome `unknown`
+                the request may have been carried out; it may be repeated safely.
         """
         self._partition.check_leads()
         self._lines.of(channel)
@@ -230,23 +238,24 @@ class Delivery:
         self._wake()
         settled = await settler.future
         if settler.is_unconfirmed or settler.extends:
-            # A leader that was deposed may lack what was given out since, after a seek also of what is done.
-            # Nor may it give time: the next one counts by its own clock.
+            # A deposed leader may lack later deliveries, after a seek also of records that are done here. Nor
+            # may it extend deliveries: the next leader counts by its own clock.
             await self._partition.reader.confirmed_bounds()
         if settler.extends:
             missed = self._extend(settler)
             if missed:
-                await seen(self._partition)  # what ended them is not committed yet, perhaps
+                await seen(self._partition)  # the entry that ended them may not be committed yet
                 settled = Settled(settled.done - len(missed), settled.late + missed)
         return settled
 
     async def ended(
         self, channel: int, stream: int, named: Sequence[Named], *, wait_s: float
     ) -> tuple[list[Named], int]:
-        """Return which of these deliveries are over, and how many of their records because they were late.
+        """Return those of these deliveries that are over, and the number of their records that expired.
 
-        It waits, up to `wait_s`, until one is over, and returns when that is committed. So it is never taken
-        back; what is not named may be over meanwhile. Of a `stream` one question waits: a later one ends it.
+        It waits, up to `wait_s`, until one is over, and returns when its end is committed, so that the answer
+        stays true. Deliveries that are not in the answer may be over by now, too. One request of a `stream`
+        may wait: a later one ends the wait of the earlier.
 
         Raises:
             Problem: as `receive`; 422 `invalid` when too many records are named.
@@ -269,7 +278,7 @@ class Delivery:
                 over += [each._replace(first=first, end=first + count) for first, count in runs_of(out)]
                 late += sum(was_late(held, offset) for offset in out)
             if over:
-                # A leader that was deposed may lack deliveries of the next one: they are not over.
+                # A deposed leader may lack deliveries of the next leader, which are not over.
                 await self._confirmed()
                 return over, late
             left_s = deadline_s - self._loop.time()
@@ -281,18 +290,19 @@ class Delivery:
     async def pin(self, batch: BatchKey, acks: Sequence[PartAcks]) -> int:
         """Pin records for a batch of a sink; return the entry's index when it is committed.
 
-        From then on they are out until `end_pins`: no time runs for them, and no consumer may end them. To
-        ask again for the same changes nothing.
+        From then on they are out until `end_pins`: they do not expire, and no consumer may end their
+        delivery. To repeat the same request changes nothing.
 
         Raises:
-            Problem: as `wanted_of`; 422 `invalid` when the flush policy is `interval`; 503 `not_enabled`;
-                503 `not_leader`, or the log takes no entry.
+            Problem: as `wanted_of`; 422 `invalid` when the flush policy is `interval`; 503 `not_enabled`; 503
+                `not_leader`, or the log takes no entry.
         """
         partition = self._partition
         partition.check_leads()
         partition.context.check_knows(PINS_SINCE, "acknowledgements in transactions")
         if partition.log.policy.is_interval:
-            # An entry that is lost with the power would give out again what a decision counts as done.
+            # Without a sync a power failure could lose the entry, and jobs of a decided batch be given out
+            # again.
             raise Problem(
                 "invalid",
                 "transactions require partitions with the flush policy `commit`",
@@ -304,7 +314,7 @@ class Delivery:
         try:
             changes = wanted_of(partition.state.channels, batch, acks)
         except Problem:
-            # A leader that was deposed may not know of the delivery, nor that another batch has ended.
+            # A deposed leader may not know of the delivery, nor that another batch has ended.
             await partition.reader.confirmed_bounds()
             await seen(self._partition)
             changes = wanted_of(partition.state.channels, batch, acks)
@@ -318,11 +328,11 @@ class Delivery:
         return 0 if held is None else held.entry
 
     async def end_pins(self, batch: BatchKey, *, done: bool, index: int | None = None) -> None:
-        """End what a batch has pinned here; return when that is committed. To ask again changes nothing.
+        """End the pins of a batch here; return when that is committed. To repeat it changes nothing.
 
-        With `done` the records are acknowledged: the caller knows that the batch is decided. Else their time
-        begins again: the caller knows that it is not decided, and can't be any more. `index` is that of the
-        entry that pinned them, if only what that entry pinned is meant.
+        With `done` the records are acknowledged: the caller knows that the batch is decided. Without, the
+        time of their deliveries begins again: the caller knows that the batch is not decided, and cannot be
+        any more. `index`, if given, limits this to records that were pinned by the entry with this index.
 
         Raises:
             Problem: 503 `not_leader`, or the log takes no entry.
@@ -331,7 +341,7 @@ class Delivery:
         partition.check_leads()
         held = partition.state.channels.pins.get(batch)
         if held is None or index not in (None, held.entry):
-            # A leader that was deposed may lack what is to be ended, and must not say that it was.
+            # A deposed leader may lack the pins that are to be ended, and must not answer that they were.
             await partition.reader.confirmed_bounds()
             held = partition.state.channels.pins.get(batch)
             if held is None or index not in (None, held.entry):
@@ -360,24 +370,24 @@ class Delivery:
     # -- places and the dead -------------------------------------------------------------------
 
     async def seek(self, channel: int, offset: int, *, drop: bool = False, who: Who | None = None) -> Receipt:
-        """Give out from `offset` on, whatever was done there; see `Sought`. Raises `Problem`."""
+        """Move the channel: give out again all records from `offset` on; see `Sought`. Raises `Problem`."""
         self._partition.check_leads()
         self._lines.of(channel)
         self._check_fence()
-        # A start of the log that is not committed yet has passed the table: it takes nothing more from it.
+        # A start of the log that is not committed yet has changed the table: commit it before the seek.
         offset = max(offset, self._partition.state.next_start)
         future = propose(self._partition, [Sought(channel, offset, drop)], who=who)
         self._lines.renew(channel)
         return await future
 
     def _check_fence(self) -> None:
-        """Raise 503 `changing` while the partition is being reclaimed: then nothing is to come out of it."""
+        """Raise 503 `changing` while the partition is being reclaimed: then nothing may be given out."""
         if self._partition.cursor_commands.is_fenced():
             name = self._partition.context.name
             raise Problem("changing", f"{name} is being reclaimed", outcome="not_applied")
 
     async def retry_dead(self, channel: int, offsets: Iterable[int] | None, *, who: Who | None = None) -> int:
-        """Give out dead records again; None: all. Return how many were dead. Raises `Problem`."""
+        """Give out dead records again (None: all of them); return their number. Raises `Problem`."""
         dead = self._dead(channel, offsets)
         if not dead:
             await self._confirmed()
@@ -397,16 +407,16 @@ class Delivery:
         return len(dead)
 
     async def drop_dead(self, channel: int, offsets: Iterable[int] | None, *, who: Who | None = None) -> int:
-        """End dead records; None: all. Return how many were dead. Raises `Problem`."""
+        """Drop dead records (None: all of them); return their number. Raises `Problem`."""
         dead = self._dead(channel, offsets)
         await (self._drop(channel, dead, who=who) if dead else self._confirmed())
         return len(dead)
 
     async def _confirmed(self) -> None:
-        """Wait until what was read of the table is committed, and a majority confirms this leader.
+        """Wait until the table, as it was read, is committed, and a majority confirms this leader.
 
-        A leader that was deposed may lack what the next one has committed. Where an entry is proposed, its
-        commit shows as much. Raises 503 `not_leader`.
+        It is needed before an answer for which no entry was proposed: a deposed leader may lack entries that
+        the next one has committed. The commit of an entry proves as much. Raises 503 `not_leader`.
         """
         await self._partition.reader.confirmed_bounds()
         await seen(self._partition)
@@ -421,15 +431,15 @@ class Delivery:
         return future
 
     async def is_drained(self, channel: int) -> bool:
-        """Return whether a channel has ended all that will ever be here, but what is dead. Leader only.
+        """Return whether the partition is sealed and the channel is done with all its records. Leader only.
 
-        That is final: it is committed, and a majority has confirmed that this replica leads. A dead record
-        that parks its key is not ended.
+        Dead records count as done, unless they park their keys (later records of the key wait for them). The
+        answer is final: it is committed, and a majority has confirmed that this replica leads.
 
         Raises:
             Problem: 503 `not_leader`.
         """
-        # The table is looked at first: what is appended after that is not waited for, and may be lost.
+        # The table is read first: an entry that is appended after that is not awaited, and may be lost.
         if not self._has_ended_all(channel):
             return False
         await self._confirmed()
@@ -446,7 +456,7 @@ class Delivery:
         return held.next >= held.last(end)
 
     def check(self) -> None:
-        """End dead records that were kept long enough. To be called now and then."""
+        """Drop dead records that are older than the channel's `dead_ms`. Call it regularly."""
         if not self._partition.leads:
             return
         pins = self._partition.state.channels.pins
@@ -466,7 +476,7 @@ class Delivery:
         self._wake()
 
     def stop(self) -> None:
-        """End all tasks, and refuse what waits: this replica serves no more requests."""
+        """End all tasks, and fail all waiting requests: this replica serves no more."""
         for line in self._lines.by_id.values():
             self._lines.end_tasks(line)
         if self._watch is not None:
@@ -496,7 +506,7 @@ class Delivery:
             self._partition.stop(error)
 
     def _leads(self) -> bool:
-        """Return whether this replica leads; forget the memory of another term."""
+        """Return whether this replica leads; drop the memory of an earlier term."""
         if not self._partition.leads:
             self._refuse_all(not_leader(self._partition.context.name, outcome="not_applied"))
             return False
@@ -509,10 +519,10 @@ class Delivery:
         for settler in settlers:
             fail(settler.future, problem)
 
-    # -- what ends -----------------------------------------------------------------------------
+    # -- deliveries that end -------------------------------------------------------------------
 
     def _end_deliveries(self, now_s: float) -> None:
-        """Propose what consumers said, and what took too long."""
+        """Propose an entry that ends the deliveries that consumers have settled, or that have expired."""
         settlers, self._settlers = self._settlers, []
         ends = Ends()
         answers: list[tuple[_Settler, Settled]] = []
@@ -523,7 +533,7 @@ class Delivery:
             if channel is None:
                 fail(settler.future, Problem("no_such_channel", "it was deleted", outcome="not_applied"))
                 continue
-            self._lines.of(channel.id)  # it is made by the table as it is before this turn
+            self._lines.of(channel.id)  # created now, from the table as it is before this turn
             settled, settler.extends = ends.settle(channel, settler.steps)
             answers.append((settler, settled))
         overdue: dict[int, list[int]] = {}
@@ -549,7 +559,7 @@ class Delivery:
         self._note_ends(ends, now_s)
 
     def _requesters(self, said: Iterable[_Settler]) -> dict[tuple[int, int], Who]:
-        """Return by channel and offset who says what becomes of a record: the first that may."""
+        """Return by channel and offset the requester whose step ends a delivery: the first valid one."""
         found: dict[tuple[int, int], Who] = {}
         for settler in said:
             channel = self._partition.state.channels.by_id.get(settler.channel)
@@ -584,7 +594,7 @@ class Delivery:
                 queue.put_aside(offset, out, now_s + max(0, delay_ms) / 1000)
 
     def _extend(self, settler: _Settler) -> list[Named]:
-        """Give records more time; return those that are not out any more."""
+        """Extend deliveries; return the records that are no longer out."""
         channel = self._partition.state.channels.by_id.get(settler.channel)
         line = self._lines.by_id.get(settler.channel)
         if line is not None and self._lines.is_stale(settler.channel, line):
@@ -609,13 +619,13 @@ class Delivery:
         return missed
 
     def _release(self, channel: int, runs: Iterable[Run]) -> None:
-        """Have what was given to a consumer that is gone be given to another at once."""
+        """Release records that were given out to a consumer that is gone, so that others get them at once."""
         if not self._partition.leads or channel not in self._partition.state.channels.by_id:
             return
         self._settle_alone(channel, "release", runs)
 
     def _settle_alone(self, channel: int, verb: Verb, runs: Iterable[Run], reason: str = "") -> None:
-        """Say what became of records for a consumer that cannot."""
+        """Queue a step (nack or release) without a consumer, which is gone or cannot get the records."""
         number = self._partition.number
         steps = [Step(verb, Named(number, run.first, run.end, run.delivery), reason=reason) for run in runs]
         future: asyncio.Future[Settled] = self._loop.create_future()
@@ -628,7 +638,10 @@ class Delivery:
     # -- reading -------------------------------------------------------------------------------
 
     async def _read(self, channel: int, runs: list[Run], late: Collection[int]) -> Jobs:
-        """Return what was given out with its batches; what they do not hold goes back."""
+        """Return records that were given out, with their batches.
+
+        Records that cannot be read are released.
+        """
         number = self._partition.number
         held = self._partition.state.channels.by_id.get(channel)
         floor = held.floor if held is not None else 0
@@ -637,13 +650,13 @@ class Delivery:
         try:
             frames, count = await frames_of(self._partition, runs)
         except DamagedRange as damage:
-            # The other replicas may have it; if none has, it is dead after some attempts.
+            # Other replicas may have the record; if none has, it is dead after some attempts.
             first, end = damage.first_offset, max(damage.next_offset, runs[0].first + 1)
         except Problem as problem:
             if problem.code != "offset_expired":
                 self._release(channel, runs)
                 raise
-            # It was deleted meanwhile, or its copy was lost on all replicas: then it is dead in the end.
+            # The record was deleted meanwhile, or its copy is lost on all replicas: then it becomes dead.
             first = problem.value if isinstance(problem.value, int) else runs[0].first
             end = self._end_of_expired(first, runs[0].end)
         else:
@@ -657,7 +670,7 @@ class Delivery:
             return Jobs(number, floor, runs[:count], frames, again)
         whole, rest = split(runs, first)
         if whole and rest:
-            # What cannot be read comes again at once, and then as the first.
+            # The unreadable record is given out again at once, and is then the first.
             self._release(channel, rest)
             return await self._read(channel, whole, late)
         lost, rest = split(runs, end)
@@ -666,7 +679,7 @@ class Delivery:
         return Jobs(number, floor, [], [])
 
     def _end_of_expired(self, first: int, end: int) -> int:
-        """Return the end of the records from `first` on that are not in the log, and have no copy."""
+        """Return the offset after the records from `first` on that are not in the log and have no copy."""
         start, copies = self._partition.start_offset, self._partition.state.channels.copies
         at = first + 1
         while at < min(end, start) and at not in copies:
@@ -676,7 +689,7 @@ class Delivery:
     # -- time ----------------------------------------------------------------------------------
 
     def _watch_for_records(self) -> None:
-        """Have a turn when the next record is committed, while a consumer waits."""
+        """Schedule a turn for when the next record is committed, if a consumer waits."""
         waits = any(line.waiting for line in self._lines.by_id.values())
         if waits and self._watch is None and self._partition.final_end is None:
             self._watch = self._loop.create_task(self._until_more(self._partition.end_offset))
@@ -690,7 +703,7 @@ class Delivery:
         self._wake()
 
     def _set_timer(self) -> None:
-        """Have a turn when something is due, a consumer's time is over, or it has waited long enough."""
+        """Schedule a turn for when a record is due, a delivery expires, or a consumer's wait ends."""
         now_s = self._loop.time()
         times = [line.queue.next_time() for line in self._lines.by_id.values()]
         next_s = min((time + self._lines.stalled_s for time in times if time is not None), default=None)

@@ -1,7 +1,7 @@
-"""The deliveries that end in one turn: acknowledged, failed, released, or taking too long.
+"""The deliveries that end in one turn: acknowledged, failed, released, or expired.
 
-It compares what consumers name with the table as of the log's end, and makes the changes that the leader
-proposes. Of a record that is named twice in a turn the first counts.
+The steps of consumers are compared with the table as of the log's end, and converted to the changes that the
+leader proposes. If a record is named twice in a turn, the first step counts.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ and no entry is larger than 63 MiB: else the log would keep all that follows.
 
 
 class Ends:
-    """The changes of one turn that end deliveries."""
+    """Collects the changes of one turn that end deliveries."""
 
     def __init__(self) -> None:
-        # By channel, then by offset: what was out.
+        # By channel, then by offset: the acknowledged records, as they were out.
         self.acked: dict[int, dict[int, Out]] = {}
         # By channel and reason: (offset, what was out, delay in ms or -1, whether the attempt counts).
         self.failed: dict[tuple[int, str], list[tuple[int, Out, int, bool]]] = {}
         self._touched: dict[int, dict[int, Verb]] = {}
-        # By channel: what consumers said too late, and what is dead from now on.
+        # By channel: the numbers of records named too late, and of records that become dead.
         self.late: Counter[int] = Counter()
         self.died: Counter[int] = Counter()
 
@@ -57,7 +57,7 @@ class Ends:
             for offset in range(named.first, named.end):
                 out, before = channel.out.get(offset), touched.get(offset)
                 if offset in channel.pins and step.verb != "extend":
-                    missed.append(offset)  # its transaction says what becomes of it
+                    missed.append(offset)  # its transaction decides about it
                 elif out is not None and out.delivery == named.delivery and before is None:
                     done += 1
                     if step.verb == "extend":
@@ -77,14 +77,14 @@ class Ends:
         return Settled(done, late), extends
 
     def overdue(self, channel: Channel, offset: int, out: Out) -> None:
-        """Note that a consumer's time is over, unless it has just said something of the record."""
+        """Fail a delivery that has expired, unless a step in this turn has ended it."""
         touched = self._touched.setdefault(channel.id, {})
         if offset not in touched:
             touched[offset] = "nack"
             self._fail(channel, offset, out, None, TIME_OUT)
 
     def changes(self) -> list[Change]:
-        """Return all as the log holds it."""
+        """Return the collected changes in the form of log entries."""
         found: list[Change] = [
             Acknowledged(channel, spaced_runs(runs_of(sorted(acked))))
             for channel, acked in self.acked.items()
@@ -119,7 +119,7 @@ class Ends:
 
 
 def _is_done(channel: Channel, offset: int, out: Out | None, before: Verb | None) -> bool:
-    """Return whether a record is done, by an acknowledgement of this turn or before, or by a seek."""
+    """Return whether a record is done: acknowledged in this turn or before, or passed by a seek."""
     if before is not None:
         return before == "ack"
     return out is None and offset < channel.next and offset not in channel.aside

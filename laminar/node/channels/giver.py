@@ -1,8 +1,8 @@
-"""Give records to the consumers that wait: once a turn of the loop, by one entry in the log.
+"""Give out records to the waiting consumers, once a turn of the loop, by one entry in the log.
 
-Consumers are answered when the entry is committed, never before: what an earlier leader promised is then in
-the log of this one. An ordered channel gives out nothing before it is done with the partitions before its
-own.
+Consumers are answered when the entry is committed, never before: so the log of the next leader has everything
+that consumers were promised. An ordered channel gives out nothing before it has drained the partition's
+ancestors.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from laminar.node.partition.state.channels import (
 from laminar.node.trace.ring import Who
 
 MAX_JOBS: Final = 10_000
-"""Most records that one request is given."""
+"""The most records that are given out to one request."""
 PASSED_S: Final = 1.0
-"""How often, at most, it is written down how far a channel has looked that gives out nothing."""
+"""The shortest time between two entries that only record how far a channel has read, and give out nothing."""
 GATE_S: Final = 0.5
-"""How long an ordered channel waits before it asks for the partitions before its own again."""
+"""How long an ordered channel waits before it asks again whether the partition's ancestors are drained."""
 
 
 class Giver:
-    """Gives out the records of one partition's channels to the consumers that wait in their lines."""
+    """Gives out records of one partition's channels to the consumers that wait in `Lines`."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Giver:
         release: Callable[[int, Iterable[Run]], None],
         counts: ChannelCounts,
     ) -> None:
-        """`precedes` is as `Delivery` has it; `release` has records of a channel be given to another."""
+        """`precedes` is that of `Delivery`; `release` releases records, so that other consumers get them."""
         self.given = 0
         self.repeated = 0
         self._partition = partition
@@ -67,7 +67,7 @@ class Giver:
         self._loop = asyncio.get_running_loop()
 
     def give_out(self, now_s: float) -> None:
-        """Propose what the consumers that wait are given; answer those that have waited long enough."""
+        """Propose an entry that gives out records; answer consumers that have waited long enough."""
         partition, table = self._partition, self._partition.state.channels
         end = partition.end_offset
         changes: list[Change] = []
@@ -98,7 +98,7 @@ class Giver:
             self._answer_others(line, now_s, end)
 
     def _may_give(self, number: int, line: Line) -> bool:
-        """Return whether a channel may give out: an ordered one waits for the partitions before this."""
+        """Return whether a channel may give out records: an ordered one waits for drained ancestors."""
         if line.is_open:
             return True
         succession = self._partition.state.succession
@@ -125,12 +125,12 @@ class Giver:
 
     @staticmethod
     def _served(line: Line) -> list[Receiver]:
-        """Return the consumers that get records in this turn: those with the time of the first."""
+        """Return the consumers that get records in this turn: those with the same time-out as the first."""
         asking = [each for each in line.waiting if each.wanted and not each.future.done()]
         return [each for each in asking if each.timeout_ms == asking[0].timeout_ms]
 
     def _is_worth_an_entry(self, line: Line, chosen: Chosen, now_s: float) -> bool:
-        """Return whether it is to be written down now: what only says how far was looked may wait."""
+        """Return whether an entry is needed now. One that only records how far was read may wait."""
         if chosen.total or chosen.busy:
             return True
         if now_s - line.passed_s < PASSED_S:
@@ -188,7 +188,7 @@ class Giver:
     def _hand_over(
         self, channel: int, shares: list[tuple[Receiver, list[Run]]], done: asyncio.Future[Receipt]
     ) -> None:
-        """Answer consumers: what they are given is committed, or may be."""
+        """Answer consumers when the entry that gives records out is committed, or has failed."""
         error = None if done.cancelled() else done.exception()
         for receiver, runs in shares:
             if error is not None:
@@ -199,7 +199,7 @@ class Giver:
                 receiver.future.set_result(runs)
 
     def _answer_others(self, line: Line, now_s: float, end: int) -> None:
-        """Answer those that only ask whether there is something, and those that waited long enough."""
+        """Answer requests that only wait for a record to be available, and those that waited long enough."""
         if not line.waiting:
             return
         asks = [each for each in line.waiting if not each.wanted]
@@ -222,13 +222,13 @@ class Giver:
 
 
 def was_late(channel: Channel, offset: int) -> bool:
-    """Return whether a record is aside because its consumer's time was over."""
+    """Return whether a record is aside because its last delivery expired."""
     aside = channel.aside.get(offset)
     return aside is not None and aside.reason == TIME_OUT
 
 
 def _overdue(channel: Channel, offsets: Iterable[int], due_ms: int) -> int:
-    """Return how many records, of those that waited for a time, have waited for one before this."""
+    """Return the number of records that wait for a retry and were due before `due_ms`."""
     asides = [channel.aside[offset] for offset in offsets]
     return sum(each.why is Why.RETRY and each.due_ms < due_ms for each in asides)
 
@@ -251,7 +251,7 @@ def _given_out(channel: int, chosen: Chosen, timeout_ms: int) -> GivenOut:
 
 
 def _requesters(given: Iterable[tuple[Line, Chosen, Sequence[Receiver], int]]) -> dict[tuple[int, int], Who]:
-    """Return by channel and offset who is given a record, as `_shares` divides them."""
+    """Return by channel and offset the requester who gets a record, divided as in `_shares`."""
     found: dict[tuple[int, int], Who] = {}
     for line, chosen, served, _ in given:
         channel = line.queue.channel.id
@@ -267,7 +267,7 @@ def _requesters(given: Iterable[tuple[Line, Chosen, Sequence[Receiver], int]]) -
 def _shares(
     chosen: Chosen, attempts: dict[int, int], served: Sequence[Receiver], delivery: int
 ) -> list[tuple[Receiver, list[Run]]]:
-    """Divide what was chosen among consumers, in the order in which they asked."""
+    """Divide the chosen records among consumers, in the order of their requests."""
     numbered = [(offset, attempts[offset] + 1) for offset in chosen.again]
     numbered += [(offset, 1) for offset in chosen.fresh]
     shares: list[tuple[Receiver, list[Run]]] = []

@@ -1,7 +1,7 @@
-"""The records that one request is given: which they are, and the batches that hold them.
+"""The records that are given out to one request: their offsets, and the batches that contain them.
 
-A record that left the log while it was open is read from its copy (`laminar.node.channels.carrier`), and is
-given with its own offset, time, key and headers.
+An open record (out or aside) that was trimmed is read from its copy (`laminar.node.channels.carrier`), and is
+delivered with its own offset, time, key and headers.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from laminar.node.partition.reads import expired
 from laminar.node.partition.state.channels import Copied, channel_changes, copied_offsets
 
 MAX_BYTES: Final = 16 * 1024 * 1024
-"""About how many bytes of batches one request is given; one batch at least."""
+"""The approximate limit of bytes of batches for one request; it gets at least one batch."""
 _READ_BYTES: Final = 1024 * 1024
 
 
 class Run(NamedTuple):
-    """Records that follow each other, of one delivery, with the number of their attempt (from 1)."""
+    """Consecutive records of one delivery, with the number of their attempt (from 1)."""
 
     first: int
     length: int
@@ -31,12 +31,12 @@ class Run(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The offset after the last of them."""
+        """The offset after the last record."""
         return self.first + self.length
 
 
 def split(runs: Sequence[Run], offset: int) -> tuple[list[Run], list[Run]]:
-    """Return what of ascending runs is before an offset, and the rest."""
+    """Split ascending runs at an offset: return the part before it, and the rest."""
     before = [run._replace(length=min(run.length, offset - run.first)) for run in runs if run.first < offset]
     rest = [
         run._replace(first=max(run.first, offset), length=run.end - max(run.first, offset))
@@ -47,11 +47,11 @@ def split(runs: Sequence[Run], offset: int) -> tuple[list[Run], list[Run]]:
 
 
 class Jobs(NamedTuple):
-    """What a consumer is given of one partition.
+    """The records of one partition that are given out to a consumer.
 
-    `frames` are batches that hold all records of `runs`, each at its offset, and maybe others. `floor` is
-    the lowest offset that the channel has not done. `late` are those of the records, by offset, whose last
-    consumer was late.
+    `frames` are batches that contain all records of `runs`, each at its offset, and maybe others. `floor` is
+    the lowest offset that the channel is not done with. `late` are the offsets of records whose previous
+    delivery expired.
     """
 
     partition: int
@@ -62,20 +62,20 @@ class Jobs(NamedTuple):
 
     @property
     def total(self) -> int:
-        """How many records they are."""
+        """The number of records."""
         return sum(run.length for run in self.runs)
 
 
 async def frames_of(
     partition: Partition, runs: Sequence[Run], *, max_bytes: int = MAX_BYTES
 ) -> tuple[list[Buffer], int]:
-    """Return batches with the records of ascending runs, and how many of the runs they hold.
+    """Return batches with the records of ascending runs, and the number of runs that are complete in them.
 
-    These are fewer than all if `max_bytes` is reached before.
+    That may be fewer than all, if `max_bytes` is reached or a later record cannot be read.
 
     Raises:
-        Problem: 410 `offset_expired` when the first is no more in the log.
-        DamagedRange: when the first is damaged; it names offsets of records.
+        Problem: 410 `offset_expired` if the first record is no longer in the log.
+        DamagedRange: the first record is damaged; the error names offsets of records.
     """
     source = Source(partition)
     found: list[Buffer] = []
@@ -108,9 +108,9 @@ async def frames_of(
 
 
 class Stretch(NamedTuple):
-    """Records that follow each other, and have the same append time: `length` rows of a batch.
+    """Consecutive records with the same append time: `length` rows of a batch.
 
-    `first` is the offset of the first of them, `row` its row. `is_copy`: the batch is one of copies.
+    `first` is the offset of the first record, `row` its row. `is_copy` says that the batch is one of copies.
     """
 
     first: int
@@ -149,7 +149,7 @@ class Stretch(NamedTuple):
 
 
 class _Copies(NamedTuple):
-    """An entry of copies: its header, the offsets of its records, and their batch."""
+    """An entry with copies of records: its header, the original offsets of the records, and their batch."""
 
     header: Header
     offsets: list[int]
@@ -157,20 +157,20 @@ class _Copies(NamedTuple):
 
 
 class Source:
-    """Reads records of one partition by their offsets, each one higher than the one before."""
+    """Reads records of one partition by ascending offsets."""
 
     def __init__(self, partition: Partition) -> None:
         self._partition = partition
-        # What was read of the log from one offset on and not used yet, and the last entry of copies.
+        # Batches that were read from the log and are not used yet, and the last entry of copies.
         self._batches: list[Batch] = []
         self._copies: _Copies | None = None
 
     async def read(self, at: int, end: int) -> Stretch | None:
-        """Return the records from offset `at` on that one batch holds, before `end`; None: it is not there.
+        """Return the records from `at` on, before `end`, of one batch; None if `at` is not in the log yet.
 
         Raises:
-            Problem: 410 `offset_expired` when it is no more in the log, and has no copy.
-            DamagedRange: when it is damaged; it names offsets of records.
+            Problem: 410 `offset_expired` if the record is trimmed, and has no copy.
+            DamagedRange: the record is damaged; the error names offsets of records.
         """
         if at < self._partition.start_offset:
             return await self._copied(at, end)
@@ -219,7 +219,7 @@ class Source:
             same = next((row for row, each in enumerate(offsets) if each != at + row), len(offsets))
             if held is not None and same:
                 return Stretch(at, held.batch, first.row, same, first.time_ms, held.header, True)
-            # It has ended meanwhile, or was copied again: or an election has taken the entry back.
+            # The record has ended meanwhile, or was copied again; or an election has undone the entry.
             copies = partition.state.channels.copies
             before, first = first, copies.get(at)
             if first == before:
@@ -227,7 +227,7 @@ class Source:
         raise expired(partition.context, at)
 
     async def _entry(self, index: int) -> _Copies | None:
-        """Return an entry of copies; None if another one has taken its place."""
+        """Return an entry with copies; None if the index has another entry now."""
         log, known = self._partition.log, self._copies
         if known is not None and (known.header.index, known.header.term) == (index, log.term(index)):
             return known

@@ -1,7 +1,7 @@
-"""What a leader remembers of channels in its term: of each its queue, and the consumers that wait.
+"""A leader's memory of its channels during one term: for each channel its queue and its waiting consumers.
 
-Nothing here has to be notified of elections: each turn compares the term, and begins again with what the log
-says.
+Elections need no notification: each turn compares the term, and after a change begins again with the state in
+the log.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from laminar.node.trace.ring import Who
 
 @dataclass(slots=True, eq=False)
 class Receiver:
-    """A request for records; with `wanted` 0 it asks only whether there is one."""
+    """A waiting request for records; with `wanted` 0 it only waits until one is available."""
 
     wanted: int
     timeout_ms: int | None
     deadline_s: float
     future: asyncio.Future[list[Run] | None]
-    # Of what it is given: the records whose last consumer was late.
+    # Of the records it is given: those whose previous delivery expired.
     late: set[int] = field(default_factory=set)
-    # Who asks, where the topic is traced.
+    # The requester, if the topic is traced.
     who: Who | None = None
 
 
 @dataclass(slots=True, eq=False)
 class Line:
-    """One channel in this term: its queue, and the consumers that wait."""
+    """The memory of one channel in this term: its queue, and its waiting consumers."""
 
     queue: Queue
     scanner: Scanner
@@ -49,11 +49,11 @@ class Line:
 
 
 class Lines:
-    """The lines of one partition's channels; `wake` is called when one of them may have something to do."""
+    """The lines of one partition's channels. `wake` schedules a turn when one of them may have work."""
 
     def __init__(self, partition: Partition, watchers: Watchers, wake: Callable[[], None]) -> None:
         self.by_id: dict[int, Line] = {}
-        # How long this process has stood still, which does not count for consumers.
+        # The sum of this process's stalls, which do not count as time of deliveries.
         self.stalled_s = 0.0
         self._partition = partition
         self._watchers = watchers
@@ -64,27 +64,27 @@ class Lines:
         self._table = partition.state.channels
 
     def now_s(self) -> float:
-        """Return the time by which consumers have their records: a steady clock, without stalls."""
+        """Return the time by which deliveries expire: a monotonic clock, without stalls of this process."""
         return self._loop.time() - self.stalled_s
 
     def begin_turn(self) -> None:
-        """Forget what is of another term, or of a table that is not in force. Leader only."""
+        """Renew the lines if the term has changed, or the table was replaced. Leader only."""
         partition = self._partition
         term = partition.replica.core.term
         if term != self._term or self._table is not partition.state.channels:
             self._term, self._table = term, partition.state.channels
             for channel in list(self.by_id):
-                # In between another leader may have given more time.
+                # In between another leader may have extended deliveries.
                 self.renew(channel, in_term=False)
                 if channel in self.by_id:
                     self.by_id[channel].is_open = False
         for channel, line in list(self.by_id.items()):
-            # The log's start has passed some of its records, or a snapshot made its table again.
+            # Some of its records were trimmed, or a snapshot has rebuilt its table.
             if line.queue.lost != line.queue.channel.lost or self.is_stale(channel, line):
                 self.renew(channel)
 
     def end_term(self, problem: Problem) -> None:
-        """Forget all lines, and refuse the consumers that wait."""
+        """Drop all lines, and fail the waiting consumers."""
         self._term = -1
         lines, self.by_id = self.by_id, {}
         self._watchers.refuse(problem)
@@ -97,7 +97,7 @@ class Lines:
         """Return a channel that is open here. Raises 503 `being_created`."""
         held = self._partition.state.channels.by_id.get(channel)
         if held is None:
-            # Whether there is such a channel is asked before, of the catalog.
+            # The caller has checked that the catalog has the channel.
             raise Problem(
                 "being_created",
                 f"the channel is not open in {self._partition.context.name} yet",
@@ -117,10 +117,10 @@ class Lines:
         return line
 
     def renew(self, channel: int, *, in_term: bool = True) -> None:
-        """Order a channel's records again by the table; consumers go on waiting.
+        """Rebuild a channel's queue from the table; its consumers continue to wait.
 
-        With `in_term` what is out keeps the time that it has left: else a consumer that is gone could have
-        its jobs for ever, while settings are changed or the log's start passes what is not read.
+        With `in_term` records that are out retain their remaining time: else a consumer that is gone could
+        occupy its jobs for ever, if settings are changed or unread records are trimmed again and again.
         """
         self._watchers.ended(channel)
         line = self.by_id.get(channel)
@@ -137,16 +137,16 @@ class Lines:
             fail(receiver.future, Problem("no_such_channel", "it was deleted", outcome="not_applied"))
 
     def is_stale(self, channel: int, line: Line) -> bool:
-        """Return whether a line orders the records of a table that is not in force.
+        """Return whether a line's queue is of a channel object that is no longer in the table.
 
-        A snapshot rolls back what is not committed, and does it again: if that includes the channel's
-        opening, the table is another object then.
+        A snapshot undoes entries that are not committed, and applies them again. If the channel's opening is
+        among them, the table has a new object for it after that.
         """
         return line.queue.channel is not self._partition.state.channels.by_id.get(channel)
 
     @staticmethod
     def end_tasks(line: Line) -> None:
-        """End what a line has under way."""
+        """Cancel a line's tasks."""
         line.scanner.stop()
         if line.gate is not None:
             line.gate.cancel()

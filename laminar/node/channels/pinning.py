@@ -1,7 +1,7 @@
-"""Which records of a partition a batch of a sink may pin: those that are out under the deliveries it names.
+"""Check which records a batch of a sink may pin (reserve): those that are out under the deliveries it names.
 
-The reasons are with the table (`laminar.node.partition.state.pins`). Who proposes the entries, and keeps the
-queues by them, is `laminar.node.channels.delivery`.
+The reasons are explained with the table (`laminar.node.partition.state.pins`).
+`laminar.node.channels.delivery` proposes the entries, and updates the queues.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from laminar.wire.channels import Named, token
 
 
 def wanted_of(table: Channels, batch: BatchKey, acks: Iterable[PartAcks]) -> list[Pinned]:
-    """Return the changes that pin these records for a batch; none if it has pinned just these before.
+    """Return the changes that pin these records for a batch; none if it has already pinned exactly these.
 
     Raises:
         Problem: 409 `late` when one of them is not out under its delivery, as of the log's end; 404
@@ -44,7 +44,7 @@ def wanted_of(table: Channels, batch: BatchKey, acks: Iterable[PartAcks]) -> lis
                     again += held is not None
     before = sum(map(len, table.pinned(batch).values()))
     if batch in table.pins and not pinned == again == before:
-        # The coordinator may have decided on what is pinned: only under a newer epoch may others be.
+        # The coordinator may have decided with these pins: only a newer epoch may pin other records.
         raise Problem(
             "in_progress",
             "other acknowledgements of this batch are being committed in this epoch",
@@ -63,7 +63,7 @@ def wanted_of(table: Channels, batch: BatchKey, acks: Iterable[PartAcks]) -> lis
 
 
 def others_of(table: Channels, batch: BatchKey, acks: Iterable[PartAcks]) -> set[BatchKey]:
-    """Return the other batches of the sink that have pinned one of these records."""
+    """Return the other batches of the same sink that have pinned any of these records."""
     found: set[BatchKey] = set()
     for each in acks:
         channel = table.by_id.get(each.channel)

@@ -1,4 +1,4 @@
-"""The entries of channels: proposed by the leader, and waited for."""
+"""Propose entries of channels, and wait for their commit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from laminar.node.partition.state.channels import Change, channel_entry
 from laminar.node.trace.ring import Who
 
 Requesters = Mapping[tuple[int, int], Who]
-"""By channel and offset: who asks for what is said of a record."""
+"""By channel and offset: the requester of the change of a record, for the trace."""
 
 
 def propose(
@@ -23,10 +23,11 @@ def propose(
     who: Who | None = None,
     requesters: Callable[[], Requesters] | None = None,
 ) -> asyncio.Future[Receipt]:
-    """Propose one entry. With `synced` it counts only when it is synced, whatever the flush policy.
+    """Propose one entry with these changes; return a future that resolves when it is committed.
 
-    For the trace: `who` asks for it, or `requesters`, which is called only if the topic is traced. Raises
-    `Problem` when nothing was proposed.
+    With `synced` the entry counts only when it is synced, whatever the flush policy. `who` is the requester
+    for the trace; or `requesters` returns one for each record, and is called only if the topic is traced.
+    Raises `Problem` if nothing was proposed.
     """
     partition.appends.flush()
     trace = partition.context.trace
@@ -42,7 +43,7 @@ def propose(
 
 def _propose(partition: Partition, changes: list[Change], *, synced: bool) -> asyncio.Future[Receipt]:
     succession = partition.state.succession
-    # What follows a seal may be counted on by the partitions after it.
+    # The partitions that follow may rely on entries after a seal.
     synced = synced or succession.successor_of > 0 or succession.sealed is not None
     future: asyncio.Future[Receipt] = asyncio.get_running_loop().create_future()
     partition.appends.propose(channel_entry(changes, synced=synced), [(future, 0)])
@@ -50,13 +51,13 @@ def _propose(partition: Partition, changes: list[Change], *, synced: bool) -> as
 
 
 def seen(partition: Partition) -> asyncio.Future[Receipt]:
-    """Return a future that is resolved when all that is in the log now is committed."""
+    """Return a future that resolves when all entries that are in the log now are committed."""
     return partition.appends.when_committed(
         partition.log.last_index, Receipt(partition.number, 0, 0), copied=False
     )
 
 
 def fail(future: asyncio.Future[Any], error: BaseException) -> None:
-    """Fail a future that is not done."""
+    """Fail a future, unless it is done."""
     if not future.done():
         future.set_exception(error)

@@ -1,12 +1,13 @@
-"""The leader's memory of one channel in one term: which record is next, and whose time is over.
+"""The leader's memory of one channel in one term: which record comes next, and which deliveries expire.
 
-Everything that counts is in the partition's log (`laminar.node.partition.state.channels`). This is an order
-over that table, made when a leader first looks at the channel in its term, and changed with each entry that
-the leader proposes: heaps of what is due and of what is out, and, in a channel with order, what waits for
-each key. It has no clock and no log: its caller (`delivery`) gives the time, and proposes what it decides.
+The durable state is the channel's table in the partition's log (`laminar.node.partition.state.channels`). A
+queue orders that table: it is built when a leader first uses the channel in its term, and updated with each
+entry that the leader proposes. It has heaps of records that are due and of those that are out, and, in an
+ordered channel, the records that wait for each key. It has no clock and no log: its caller (`delivery`)
+passes the time, and proposes the entries.
 
-Times are of a steady clock, in seconds. A wall clock that steps costs one delay at most: a new leader waits
-for what is aside until its due time, or for its delay, whichever is shorter.
+Times are of a monotonic clock, in seconds. A step of the wall clock costs at most one delay: a new leader
+waits for a record that is aside until its due time, or for its delay, whichever is shorter.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ from laminar.node.partition.state.channels import (
 )
 
 MAX_PASSED: Final = 16_384
-"""Most records that one turn passes over."""
+"""The most records that are examined in one turn."""
 MIN_OUTDATED: Final = 64
-"""Fewer outdated deadlines than this are not looked for."""
+"""Outdated deadlines are removed from the heap only if it may have more of them than this."""
 
 
 class Scanned(NamedTuple):
-    """A record that was read to learn its key, and whether the channel has it."""
+    """A record that was read ahead: its key's hash, and whether it passes the channel's filter."""
 
     offset: int
     key: int
@@ -43,9 +44,11 @@ class Scanned(NamedTuple):
 
 
 class Chosen(NamedTuple):
-    """What is to be given out next: the arguments of a `GivenOut`, by offset, ascending.
+    """The records to be given out next: the arguments of a `GivenOut`, in ascending order of offsets.
 
-    `fresh` is a list for channels whose records are read before; else a range.
+    `fresh` are records that are given out for the first time (a list if records are read ahead, else a
+    range), `again` those that were out before, `busy` those that must wait for an earlier record of their
+    key.
     """
 
     next: int
@@ -56,44 +59,44 @@ class Chosen(NamedTuple):
 
     @property
     def total(self) -> int:
-        """How many records consumers get."""
+        """The number of records that consumers get."""
         return len(self.fresh) + len(self.again)
 
 
 def is_full(channel: Channel, open_here: int) -> bool:
-    """Return whether so much is open that no record is given out for the first time."""
+    """Return whether too many records are open (out or aside) to give out new ones."""
     return channel.open >= MAX_OPEN or open_here >= MAX_OPEN_HERE
 
 
 class Queue:
-    """One channel, as its partition's leader sees it."""
+    """The order in which one channel gives out its records, in the memory of the partition's leader."""
 
     def __init__(self, channel: Channel, *, now_s: float, wall_ms: int, before: Queue | None = None) -> None:
-        """Order what the table has: all that is out has its whole time again.
+        """Build the queue from the table: deliveries that are out get their whole time again.
 
-        With `before`, the queue of the same channel and term, it has the time that is left there, and what is
-        aside waits no longer than there.
+        With `before`, the earlier queue of the same channel and term, they have the time that was left there,
+        and records that are aside wait no longer than there.
         """
         self.channel = channel
-        # By which a loss since then is found.
+        # The number of lost records, to notice later losses.
         self.lost = channel.lost
-        # The offset up to which the leader has looked: beyond `next` only by records that do not pass.
+        # The next offset to examine: beyond `next` only after records that do not pass the filter.
         self.at = channel.next
-        # What was read from `at` on, and where reading goes on.
+        # The records read ahead from `at` on, and the offset at which reading goes on.
         self.scanned: deque[Scanned] = deque()
         self.scanned_to = channel.next
-        # (deadline, delivery, a number, offsets): what is out. An extended record has a deadline of its own.
+        # (deadline, delivery, a number, offsets) of records that are out; an extended one has its own entry.
         self._deadlines: list[tuple[float, int, int, Sequence[int]]] = []
         # Numbers of heap entries, so that offsets are never compared.
         self._order = count()
         self._extended: dict[int, tuple[int, float]] = {}
-        # (due, offset), and offsets that are due; both may hold what is aside no more.
+        # (due, offset) of records aside, and offsets that are due; both may have outdated ones.
         self._waiting: list[tuple[float, int]] = []
         self._due: list[int] = []
-        # When each record of `_waiting` is due: a pair that differs is outdated.
+        # The due time of each record in `_waiting`: a pair that differs is outdated.
         self._due_s: dict[int, float] = {}
-        # Only with order: by key, the offsets aside that its later records wait for, ascending; and keys of
-        # which a record is out.
+        # Only in an ordered channel: by key the ascending offsets of records aside for which later records of
+        # the key wait; and the keys of which a record is out.
         self._by_key: dict[int, list[int]] = {}
         self._out_keys: set[int] = set()
         left, due_s = ({}, {}) if before is None else (before._left(), before._due_s)
@@ -122,7 +125,7 @@ class Queue:
             self._consider(key)
 
     def _left(self) -> dict[tuple[int, int], float]:
-        """Return when the time of each record and delivery is over, of all that may be out."""
+        """Return the deadline of each (record, delivery) that may be out."""
         found: dict[tuple[int, int], float] = {}
         for deadline_s, delivery, _, offsets in sorted(self._deadlines):
             for offset in offsets:
@@ -132,26 +135,26 @@ class Queue:
 
     @property
     def is_ordered(self) -> bool:
-        """Whether one record of each key is out at a time."""
+        """Whether the channel is ordered: only one record of each key is out at a time."""
         return self.channel.settings.order == "key"
 
     @property
     def is_scanned(self) -> bool:
-        """Whether records are read before they are given out."""
+        """Whether records are read ahead, before they are given out, for their keys or the filter."""
         return self.is_ordered or self.channel.settings.filter is not None
 
-    # -- what is next ------------------------------------------------------------------------
+    # -- the next records --------------------------------------------------------------------
 
     def next_time(self) -> float | None:
-        """Return when something is due, or a consumer's time is over; None: nothing is open.
+        """Return the earliest time at which a record is due or a delivery expires; None if none is open.
 
-        It may be too early, by what is outdated.
+        Outdated entries may make it too early.
         """
         times = [heap[0][0] for heap in (self._deadlines, self._waiting) if heap]
         return min(times, default=None)
 
     def has_some(self, *, now_s: float, end: int, open_here: int) -> bool:
-        """Return whether a record could be given out now, after `choose` has passed over what it can."""
+        """Return whether a record could be given out now. Call it after `choose`, which skips records."""
         if self.channel.settings.paused or self._room(1) <= 0:
             return False
         self._ripen(now_s)
@@ -167,11 +170,11 @@ class Queue:
         return passes and not (self.is_ordered and key != NO_KEY and self._is_busy(key, set()))
 
     def choose(self, wanted: int, *, now_s: float, end: int, open_here: int) -> Chosen | None:
-        """Return what to give out, at most `wanted` records; None if there is nothing to say.
+        """Choose at most `wanted` records to give out; None if no entry is needed.
 
-        `end` is the offset after the last record that may be given out, `open_here` what is open in all
-        channels of the partition. What is returned is taken out of the order: the caller gives it out, or
-        makes another `Queue`.
+        `end` is the offset after the last record that may be given out, `open_here` the number of open
+        records in all channels of the partition. The chosen records are removed from the queue: the caller
+        must give them out, or build a new `Queue`.
         """
         if self.channel.settings.paused:
             return None
@@ -183,7 +186,7 @@ class Queue:
         self._ripen(now_s)
         free = min(MAX_OPEN - self.channel.open, MAX_OPEN_HERE - open_here)
         has_fresh = free > 0 and (bool(self.scanned) if self.is_scanned else self.at < end)
-        # Half of the records are new ones while there are some: neither kind starves the other.
+        # If there are new records, half are new ones, so that neither new nor repeated ones starve.
         again = self._take_due(wanted - wanted // 2 if has_fresh else wanted)
         rest = min(wanted - len(again), free)
         busy: list[tuple[int, int]] = []
@@ -206,7 +209,7 @@ class Queue:
     def _pass_scanned(
         self, wanted: int, free: int, keys: list[int], busy: list[tuple[int, int]]
     ) -> list[int]:
-        """Return what passes of the records read; put what waits for its key into `busy`."""
+        """Return records read ahead that pass the filter; those that must wait for their key go to `busy`."""
         fresh: list[int] = []
         given: set[int] = set()
         for _ in range(min(MAX_PASSED, len(self.scanned))):
@@ -252,10 +255,10 @@ class Queue:
                 found.append(offset)
         return found
 
-    # -- what the leader has proposed --------------------------------------------------------
+    # -- updates after the leader's entries --------------------------------------------------
 
     def given_out(self, chosen: Chosen, delivery: int, deadline_s: float) -> None:
-        """Note that what was chosen is out, by the entry that is now the log's last."""
+        """Update the queue: the chosen records are out, by the last entry of the log."""
         for offsets in (chosen.again, chosen.fresh):
             if offsets:
                 self._add_deadline(deadline_s, delivery, offsets)
@@ -267,7 +270,7 @@ class Queue:
                 self._consider(key)
 
     def ended(self, offset: int, out: Out | None, aside: Aside | None) -> None:
-        """Note that a record is done; it was out, or aside."""
+        """Update the queue: a record is done; before, it was `out` or `aside`."""
         self._extended.pop(offset, None)
         if out is not None:
             self._free(out.key)
@@ -275,13 +278,16 @@ class Queue:
             self._forget_aside(offset, aside)
 
     def put_aside(self, offset: int, out: Out, due_s: float) -> None:
-        """Note that a record that was out is aside, as the table says now."""
+        """Update the queue: a record that was out is aside until `due_s`. The table has it already."""
         self._extended.pop(offset, None)
         self._add_aside(offset, self.channel.aside[offset], due_s)
         self._free(out.key)
 
     def retried(self, offset: int, before: Aside, due_s: float) -> None:
-        """Note that a record that was aside as `before` is due at another time, as the table says now."""
+        """Update the queue: a record aside, so far as `before`, has another due time.
+
+        The table has it already.
+        """
         self._forget_aside(offset, before)
         aside = self.channel.aside[offset]
         self._add_aside(offset, aside, due_s)
@@ -289,12 +295,12 @@ class Queue:
             self._consider(aside.key)
 
     def extend(self, offset: int, delivery: int, deadline_s: float) -> None:
-        """Give a record that is out time until `deadline_s`."""
+        """Set the deadline of a delivery that is extended."""
         self._extended[offset] = (delivery, deadline_s)
         self._add_deadline(deadline_s, delivery, (offset,))
 
     def overdue(self, now_s: float) -> list[int]:
-        """Return the offsets whose consumer's time is over, ascending, and forget their deadlines."""
+        """Return the ascending offsets of deliveries that have expired, and remove their deadlines."""
         found: set[int] = set()
         while self._deadlines and self._deadlines[0][0] <= now_s:
             deadline_s, delivery, _, offsets = heappop(self._deadlines)
@@ -306,7 +312,7 @@ class Queue:
         return sorted(found)
 
     def _ends(self, offset: int, delivery: int, deadline_s: float) -> bool:
-        """Return whether this is the deadline of a record that is out under this delivery."""
+        """Return whether this deadline is the current one of a record that is out under this delivery."""
         out = self.channel.out.get(offset)
         if out is None or out.delivery != delivery:
             return False
@@ -321,13 +327,13 @@ class Queue:
             self._forget_outdated()
 
     def _forget_outdated(self) -> None:
-        """Leave out of the heap what is over before its deadline.
+        """Remove deadlines of deliveries that are already over from the heap.
 
-        That may be twelve hours away, and each delivery and each extension has an entry.
+        A deadline may be twelve hours away, and each delivery and each extension adds one.
         """
         held, seen = self.channel.out, set[int]()
         kept: list[tuple[float, int, int, Sequence[int]]] = []
-        # The earliest first: of a record that is put back another one may seem to hold, too.
+        # The earliest first: for a record that was put back, a later deadline may seem current, too.
         for deadline_s, delivery, order, offsets in sorted(self._deadlines):
             left = [
                 offset
@@ -340,7 +346,7 @@ class Queue:
         self._deadlines = kept
 
     def put_back(self, offsets: Iterable[int], now_s: float) -> None:
-        """Have these records be overdue again: what was to be proposed was refused."""
+        """Make these records expire again at `now_s`, because the entry about them was refused."""
         for offset in offsets:
             out = self.channel.out.get(offset)
             if out is not None:
@@ -353,7 +359,7 @@ class Queue:
         return self.is_ordered and aside.key != NO_KEY
 
     def _holds_key(self, aside: Aside) -> bool:
-        """Return whether later records of its key wait for it."""
+        """Return whether later records of the same key wait for this record."""
         return aside.why is not Why.DEAD or self.channel.settings.on_dead == "park"
 
     def _add_aside(self, offset: int, aside: Aside, due_s: float) -> None:
@@ -375,13 +381,13 @@ class Queue:
             self._consider(aside.key)
 
     def _free(self, key: int) -> None:
-        """Note that no record of this key is out."""
+        """Update the queue: no record of this key is out."""
         if self.is_ordered and key != NO_KEY:
             self._out_keys.discard(key)
             self._consider(key)
 
     def _consider(self, key: int) -> None:
-        """Let the first record that waits for its key be given out when it is due, if the key is free."""
+        """If no record of a key is out, schedule its first waiting record for when it is due."""
         waiting = self._by_key.get(key)
         if waiting is None or key in self._out_keys:
             return

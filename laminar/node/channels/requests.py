@@ -1,4 +1,4 @@
-"""What consumers ask of a channel in one partition, and what they are answered."""
+"""Requests of consumers about records that were given out, and the answers."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ Verb: TypeAlias = Literal["ack", "nack", "release", "extend"]
 
 
 class Step(NamedTuple):
-    """What a consumer says of records that it was given.
+    """A consumer's step about records of one delivery: acknowledge, nack, release or extend.
 
-    `delay_ms`: of a nack, the pause before the next attempt; None: by the channel's settings. `timeout_ms`:
-    of an extension, the time from now on; None: as at first.
+    `delay_ms` is a nack's pause before the next attempt; None for that of the channel's settings.
+    `timeout_ms` is an extension's time from now on; None for the delivery's original time.
     """
 
     verb: Verb
@@ -24,7 +24,7 @@ class Step(NamedTuple):
 
 
 class Settled(NamedTuple):
-    """How many records are as was asked, and those whose delivery is not out any more."""
+    """The answer: the number of records whose step took effect, and those whose delivery was over: `late`."""
 
     done: int
     late: list[Named]

@@ -1,4 +1,4 @@
-"""Reading ahead for channels with order or a filter: the keys, tags and headers of what comes next."""
+"""Read ahead the keys, tags and headers of the next records, for channels with order or a filter."""
 
 from __future__ import annotations
 
@@ -19,16 +19,19 @@ SCAN_BYTES: Final = 1024 * 1024
 AHEAD: Final = 4096
 """A channel reads on when fewer records than this are known."""
 DAMAGE_S: Final = 1.0
-"""A damaged entry is read again after this; after ten times it is taken for lost."""
+"""A damaged entry is read again after this time; after ten times it counts as lost."""
 
 
 def key_hash(key: bytes | None) -> int:
-    """Return the hash by which an ordered channel knows a key. Two keys with one hash wait for each other."""
+    """Return the hash by which an ordered channel knows a key.
+
+    Keys with the same hash wait for each other.
+    """
     return NO_KEY if key is None else (mmh3.hash64(key, 0, True, False)[0] or 1)
 
 
 class Scanner:
-    """The reading ahead of one channel; `wake` is called when more is known."""
+    """Reads ahead for one channel; calls `wake` when more records are known."""
 
     def __init__(self, partition: Partition, wake: Callable[[], None]) -> None:
         self._partition = partition
@@ -38,11 +41,11 @@ class Scanner:
 
     @property
     def is_reading(self) -> bool:
-        """Whether more will be known soon."""
+        """Whether it is reading, so that more records will be known soon."""
         return self._task is not None
 
     def read_ahead(self, queue: Queue, end: int) -> None:
-        """Begin to read on if too little is known; `end` is the offset after the last committed record."""
+        """Begin to read if too few records are known; `end` is the offset after the last committed record."""
         if not queue.is_scanned or self._task is not None or len(queue.scanned) >= AHEAD:
             return
         queue.scanned_to = max(queue.scanned_to, queue.channel.next)
@@ -50,7 +53,7 @@ class Scanner:
             self._task = asyncio.get_running_loop().create_task(self._read(queue))
 
     def stop(self) -> None:
-        """End the reading, for another queue or for good."""
+        """Stop reading, because the queue is replaced or the replica stops."""
         if self._task is not None:
             self._task.cancel()
             self._task = None
@@ -67,7 +70,7 @@ class Scanner:
         self._wake()
 
     async def _scan(self, queue: Queue) -> float:
-        """Add what is next to the queue; return after which pause in seconds the reading may go on."""
+        """Read the next records into the queue; return the pause in seconds before reading may go on."""
         first = queue.scanned_to
         try:
             for frame in await self._partition.reader.frames(first, max_bytes=SCAN_BYTES):
@@ -88,7 +91,7 @@ class Scanner:
         return 0.0
 
     def _add_unknown(self, queue: Queue, end: int) -> None:
-        """Have records that cannot be read be given out: consumers find the same, and they die in the end."""
+        """Add unreadable records to the queue: they are given out, fail as unreadable, and become dead."""
         end = queue.channel.last(max(end, queue.scanned_to + 1))
         queue.scanned += [Scanned(offset, NO_KEY, True) for offset in range(queue.scanned_to, end)]
         queue.scanned_to = end
@@ -96,7 +99,7 @@ class Scanner:
 
 
 def _add(queue: Queue, batch: Batch) -> None:
-    """Add the records of a batch that the queue does not know yet."""
+    """Add the records of a batch to the queue, without those that it knows already."""
     first, end = max(queue.scanned_to, batch.base_offset), queue.channel.last(batch.next_offset)
     a, b = first - batch.base_offset, end - batch.base_offset
     if b <= a:

@@ -1,10 +1,10 @@
-"""The list of what a channel has aside in one partition, with the keys and tags of its records.
+"""List the records that a channel has aside in one partition, with their keys and tags.
 
-The table knows of each record when it is due, and why; its key and tag are in the log. So a page is read from
-there: no more records and bytes than a budget, which one request has for all partitions. What is left over is
-for the next request, and the answer says where that goes on.
+The table knows when each record is due, and why it is aside; its key and tag are in the log. So a page is
+read from the log, within a budget of records and bytes, which one request has for all partitions. The answer
+says where the next request goes on.
 
-A record that cannot be read is listed without its key and tag, and has none that is looked for.
+A record that cannot be read is listed without key and tag, but not if the request asks for a key or a tag.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from laminar.node.partition.partition import Partition
 from laminar.node.partition.state.channels import Aside, Channel, Why
 
 MOST_RECORDS: Final = 1_000
-"""Most records that one request reads."""
+"""The most records that one request reads."""
 MOST_BYTES: Final = 16 * 1024 * 1024
-"""About how many bytes of batches one request reads; one record at least."""
+"""The approximate limit of bytes of batches that one request reads; it reads at least one record."""
 
 
 class Wanted(msgspec.Struct, frozen=True, array_like=True):
-    """What records are listed: with this key, with this tag, with this text in their reason; None: any."""
+    """The conditions of a list: this key, this tag, this text in the reason of the failure; None for any."""
 
     key: bytes | None = None
     tag: str | None = None
@@ -39,7 +39,7 @@ class Wanted(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Budget(msgspec.Struct, frozen=True, array_like=True):
-    """How many records may be listed and read, and how many bytes of batches."""
+    """The numbers of records that may still be listed and read, and of bytes of batches that may be read."""
 
     listed: int
     records: int = MOST_RECORDS
@@ -47,12 +47,12 @@ class Budget(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def is_spent(self) -> bool:
-        """Whether nothing more is to be read."""
+        """Whether one of the numbers is used up."""
         return min(self.listed, self.records, self.size) <= 0
 
 
 class Found(NamedTuple):
-    """A record that is aside; `is_read` False: its key and tag are not known."""
+    """A record that is aside. With `is_read` False it could not be read, so its key and tag are unknown."""
 
     offset: int
     aside: Aside
@@ -62,7 +62,7 @@ class Found(NamedTuple):
 
 
 class Page(NamedTuple):
-    """What was found, where the search goes on (None: all was looked at), and what is left to read."""
+    """The records found, the offset where the next page begins (None: no more), the rest of the budget."""
 
     records: list[Found]
     next: int | None
@@ -70,7 +70,10 @@ class Page(NamedTuple):
 
 
 def offsets_of(channel: Channel, *, is_dead: bool, after: int, wanted: Wanted) -> list[int]:
-    """Return the offsets, from `after` on, of what may be wanted as far as the table knows; in no order."""
+    """Return the offsets, from `after` on, of records aside that may match, as far as the table tells.
+
+    They are in no order. Conditions that need the log are checked later.
+    """
     looks_at_hash = wanted.key is not None and channel.settings.order == "key"
     hashed = key_hash(wanted.key)
     return [
@@ -86,8 +89,8 @@ def offsets_of(channel: Channel, *, is_dead: bool, after: int, wanted: Wanted) -
 async def page_of(
     partition: Partition, channel: Channel, offsets: Sequence[int], *, wanted: Wanted, budget: Budget
 ) -> Page:
-    """Return what is wanted of these records, in order; other requests get their turn meanwhile."""
-    # One more than may be read shows that there are more; each is as it was when this began.
+    """Return a page of those of these records that match, in order; yields to the event loop in between."""
+    # One more than may be read shows that there are more. The states are those at the beginning.
     asides = {offset: channel.aside[offset] for offset in nsmallest(budget.records + 1, offsets)}
     source = Source(partition)
     found: list[Found] = []

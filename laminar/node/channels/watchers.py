@@ -1,7 +1,8 @@
-"""Who waits for deliveries to end: the streams of jobs, each with a bounded number of jobs out.
+"""Waits of streams of jobs for the end of their deliveries.
 
-A stream's node asks the leader of a partition which of its deliveries are over. If none is, the question
-waits here until one of them may be. It says nothing by itself: who waited looks at the table again.
+A stream's node asks the leader of a partition which of the stream's deliveries are over. If none is, the
+request waits here until one of them may be. The wake-up tells nothing itself: the request then reads the
+table again.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ class _Watcher:
 
 
 class Watchers:
-    """The questions of one partition that wait, one at most of each stream."""
+    """The waiting requests of one partition, at most one for each stream."""
 
     def __init__(self) -> None:
         # By channel, then by the number of the stream.
@@ -27,10 +28,11 @@ class Watchers:
     async def wait(self, channel: int, stream: int, offsets: Collection[int], wait_s: float) -> bool:
         """Wait until one of these records may be over; return False after `wait_s`.
 
-        False also when the stream asks again: its caller gave up, and no answer reaches it.
+        It also returns False when the stream asks again: then the earlier caller no longer waits for the
+        answer.
 
         Raises:
-            Exception: what `refuse` was called with.
+            Exception: the one that `refuse` was called with.
         """
         of_channel = self._waiting.setdefault(channel, {})
         before = of_channel.get(stream)
@@ -50,7 +52,7 @@ class Watchers:
                     del self._waiting[channel]
 
     def ended(self, channel: int, offsets: Iterable[int] | None = None) -> None:
-        """Wake those that wait for one of these records of a channel; None: all of the channel."""
+        """Wake requests that wait for one of these records of a channel (None: for any of its records)."""
         of_channel = self._waiting.get(channel)
         if not of_channel:
             return
@@ -60,7 +62,7 @@ class Watchers:
                 watcher.future.set_result(True)
 
     def refuse(self, error: Exception) -> None:
-        """End all questions: this replica does not lead any more."""
+        """Fail all waiting requests with `error`, because this replica no longer leads."""
         waiting, self._waiting = self._waiting, {}
         for of_channel in waiting.values():
             for watcher in of_channel.values():

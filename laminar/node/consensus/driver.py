@@ -40,7 +40,7 @@ from laminar.node.transport.transport import Address, Channel, Peer, ProtocolErr
 from raft.configuration import ConfigurationRefused
 from raft.core import Core
 from raft.messages import AnyMessage
-from raft.values import EntryTooLarge, NotLeader, Role, TooMuchUncommitted
+from raft.values import EntryTooLarge, NotLeader, Role, TooMuchUncommitted, Written
 
 _log = logging.getLogger("laminar.driver")
 
@@ -57,9 +57,8 @@ MOST_NOTICES = 64
 # By how much the term of a replica is raised whose log is an older copy: above all terms in which it may have
 # voted (each term takes an election, and a copy that only leaders recognise is minutes old).
 TERMS_FORGOTTEN = 1 << 14
-# A replica, and the messages that may leave once it is durable up to (index, term), as written after that
-# number of truncations.
-_Waiting = tuple[Replica, list[AnyMessage], int, int, int]
+# By replica that waits for a sync: the messages that leave then, and up to where its log is durable then.
+_Waiting = dict[Replica, tuple[list[AnyMessage], Written]]
 
 
 class Driver:
@@ -104,14 +103,13 @@ class Driver:
         self._loop = asyncio.get_running_loop()
         self._bad = LimitedLog(_log, now_s=self._loop.time)
         self.replicas: dict[bytes, Replica] = {}
-        self._turn_scheduled = False
-        # Replicas that wait for a sync, with the messages that leave then.
-        self._waiting: dict[Replica, list[AnyMessage]] = {}
+        # What waits for the sync that the end of this turn requests.
+        self._waiting: _Waiting = {}
         self._outbox = Outbox(
             transport,
             address_of=address_of,
             is_current=self.is_current,
-            turn=self._schedule_turn,
+            turn=storage.schedule_turn_end,
             on_unsendable=self._unsendable,
         )
         self._deadlines = Deadlines()
@@ -252,21 +250,22 @@ class Driver:
             TooMuchUncommitted: if too many bytes wait to be committed.
             EntryTooLarge: if the entry is larger than a message may be.
         """
-        if not self.is_current(replica):
-            raise NotLeader(0)
-        # A batch that cannot be stamped is refused alone: nothing has changed yet.
-        entry, base_offset = replica.stamped(frame, opens_segment=opens_segment, not_before_ms=not_before_ms)
-        place = entry.index, entry.term, base_offset
+        place = replica.place
+        if place is None or not self.is_current(replica):
+            raise NotLeader(replica.core.leader_id)
+        now_ms, time_ms = self._clock.monotonic_ms(), max(replica.wall_ms(), not_before_ms)
+        # If stamping raises, only this batch is refused: nothing has changed yet.
+        entry = replica.stamped(frame, place, time_ms=time_ms, opens_segment=opens_segment)
         try:
-            replica.core.propose([entry], now_ms=self._clock.monotonic_ms())
+            replica.core.propose([entry], now_ms=now_ms)
         except REFUSALS:
             raise
         except Exception as error:  # noqa: BLE001  # stops this replica
             self.stop_replica(replica, error)
-            return place
-        self.proposals += 1
-        self.process_ready(replica)
-        return place
+        else:
+            self.proposals += 1
+            self.process_ready(replica)
+        return place.index, place.term, entry.data.header.base_offset
 
     def propose_configuration(self, replica: Replica, record: ConfigurationRecord) -> None:
         """Propose a Raft configuration that differs from the present one by one step.
@@ -467,7 +466,7 @@ class Driver:
                 self.unknown_groups += 1
                 continue
             self._quiescence.member_seen(replica, message.sender, liveness)
-            if self._quiescence.has_notices:
+            if self._quiescence.notices:
                 self._deliver_notice_now(replica)
             try:
                 entries = [entry_of(data, verify(data)) for data in frames]
@@ -512,6 +511,11 @@ class Driver:
         if replica.core.second_leader:
             self._say_two_leaders(replica)
         ready = replica.core.take_ready()
+        replica.place = ready.place
+        if ready.became is not None:
+            replica.term = ready.became.term
+        if ready.configuration is not None:
+            replica.configuration = ready.configuration
         must_sync = False
         # Before the entries: should the journal's frame be cut between them, a log must not be of a later
         # term than its replica.
@@ -541,8 +545,11 @@ class Driver:
         for append in ready.appends:
             self._outbox.append(replica, append)
         if must_sync or ready.messages_after_sync:
-            self._waiting.setdefault(replica, []).extend(ready.messages_after_sync)
-            self._schedule_turn()
+            before = self._waiting.get(replica)
+            messages = [] if before is None else before[0]
+            messages.extend(ready.messages_after_sync)
+            self._waiting[replica] = messages, ready.written
+            self._storage.schedule_turn_end()
         if ready.became is not None:
             self._note_role(replica, leading=ready.became.role is Role.LEADER)
         if ready.committed_index is not None:
@@ -659,26 +666,19 @@ class Driver:
             self.on_control(replica, message)
         self._outbox.control(replica, message)
 
-    def _schedule_turn(self) -> None:
-        if not self._turn_scheduled and not self._stopped:
-            self._turn_scheduled = True
-            self._storage.schedule_turn_end()
-
     def _end_turn(self) -> None:
-        if not self._turn_scheduled:
-            return  # what was recorded is not of our replicas
-        self._turn_scheduled = False
         if self._stopped:
             return
-        # First: a follower's sync takes as long as ours, and begins later.
-        try:
-            self._outbox.flush()
-        except Exception as error:  # noqa: BLE001  # ends the process
-            self._fail_process(error)
-            return
+        # Send before the sync: a follower's sync takes as long as ours and begins when it gets the entries.
+        if self._outbox.is_due:
+            try:
+                self._outbox.flush()
+            except Exception as error:  # noqa: BLE001  # ends the process
+                self._fail_process(error)
+                return
         if self._waiting:
             self._wait()
-        else:
+        elif self.receive_budget.turn_bytes:
             self.receive_budget.forget()
 
     def _wait(self) -> None:
@@ -687,16 +687,15 @@ class Driver:
         For logs with the flush policy `interval` a write is enough, unless other logs need a sync anyway.
         """
         waiting, self._waiting = self._waiting, {}
-        each = [
-            (replica, messages, replica.log.last_index, replica.log.last_term, replica.core.truncations)
-            for replica, messages in waiting.items()
-        ]
         self.syncs += 1
         held = self.receive_budget.hold() if self.receive_budget.turn_bytes else 0
-        self._storage.when_stored(lambda failure: self._synced(failure, each, held))
+        self._storage.when_stored(lambda failure: self._synced(failure, waiting, held))
 
-    def _synced(self, failure: BaseException | None, waiting: list[_Waiting], held: int) -> None:
-        """Advance the cores of what a sync covers; `held` bytes of the receive budget waited for it."""
+    def _synced(self, failure: BaseException | None, waiting: _Waiting, held: int) -> None:
+        """Notify the cores that a sync has finished, and send the messages that waited for it.
+
+        `held` bytes of the receive budget waited for the sync, too, and are released.
+        """
         if held:
             self.receive_budget.release(held)
         if self._stopped:
@@ -706,19 +705,19 @@ class Driver:
             self._fail_process(failure)
             return
         try:
-            for replica, messages, index, term, truncations in waiting:
+            for replica, (messages, written) in waiting.items():
                 if not self.is_current(replica):
                     continue
                 for message in messages:
                     self._queue_control(replica, message)
                 try:
-                    replica.core.persisted(index=index, term=term, truncations=truncations)
+                    replica.core.persisted(written)
                 except Exception as error:  # noqa: BLE001  # stops this replica
                     self.stop_replica(replica, error)
                 else:
                     self.process_ready(replica)
             # Answers to what just became durable leave now, not at the end of another turn.
-            if self._turn_scheduled:
+            if self._outbox.is_due:
                 self._outbox.flush()
         except Exception as error:  # noqa: BLE001  # ends the process
             self._fail_process(error)
@@ -728,12 +727,7 @@ class Driver:
     def _schedule(self, replica: Replica) -> None:
         deadline_ms = replica.core.deadline_ms()
         if deadline_ms is not None and self._deadlines.schedule(replica, deadline_ms):
-            self._set_deadline_alarm()
-
-    def _set_deadline_alarm(self) -> None:
-        at_ms = self._deadlines.next_ms()
-        if at_ms is not None:
-            self._deadline_alarm.set(at_ms)
+            self._deadline_alarm.set(deadline_ms)
 
     def _on_deadline(self, at_ms: int | None) -> None:
         if self._stopped:
@@ -749,27 +743,32 @@ class Driver:
     def _expire_due(self, now_ms: int) -> None:
         """Handle the deadlines that have come: `MOST_DUE` of them now, the rest in later turns."""
         dealt_with = 0
-        while not self._stopped and (at_ms := self._deadlines.next_ms()) is not None and at_ms <= now_ms:
+        while (at_ms := self._deadlines.next_ms()) is not None and at_ms <= now_ms:
             if dealt_with == MOST_DUE:
                 self._deadline_alarm.set_next_turn()
                 return
             replica = self._deadlines.pop(now_ms)
             if replica is None:
-                break
+                continue  # nothing but entries out of date, which are gone now
             try:
                 deadline_ms = replica.core.deadline_ms()
-                if deadline_ms is not None and deadline_ms <= now_ms:
+                if deadline_ms is None:
+                    continue
+                if deadline_ms <= now_ms:
                     dealt_with += 1
                     self._due(replica, now_ms)
                 else:
-                    self._schedule(replica)
+                    self._deadlines.schedule(replica, deadline_ms)  # it has moved since it was scheduled
             except Exception as error:  # noqa: BLE001  # stops this replica
                 self.stop_replica(replica, error)
-        self._set_deadline_alarm()
+            if self._stopped:
+                return
+        if at_ms is not None:
+            self._deadline_alarm.set(at_ms)
 
     def _due(self, replica: Replica, now_ms: int) -> None:
         core = replica.core
-        if core.role is not Role.LEADER:
+        if not replica.leading:
             self._throttle.add(replica)
             self._begin_elections(now_ms)
             return
@@ -782,12 +781,11 @@ class Driver:
     def _begin_elections(self, now_ms: int) -> None:
         """Start the elections that the throttle allows now, and set the alarm for the next one."""
         while (replica := self._throttle.next(now_ms)) is not None:
-            if replica.core.role is not Role.LEADER:
-                # The core does nothing if the leader was heard meanwhile: then its deadline has moved.
+            if not replica.leading:
+                # If the leader was heard from meanwhile, the deadline has moved and the core does nothing.
                 self._step(replica, lambda core: core.expire(now_ms=now_ms))
             else:
                 self.process_ready(replica)
-            self._throttle.processed(replica)
         at_ms = self._throttle.next_ms()
         if at_ms is not None:
             self._election_alarm.set(at_ms)
@@ -827,8 +825,8 @@ class Driver:
             self._deliver_notices()
 
     def _deliver_notices(self) -> None:
-        """Notify groups of members that are gone: a portion now, and the rest in later turns."""
-        if self._quiescence.has_notices and not self._delivering:
+        """Notify groups of members that are gone or back: some groups now, the rest in later turns."""
+        if self._quiescence.notices and not self._delivering:
             self._deliver_portion()
 
     def _deliver_portion(self) -> None:
@@ -840,7 +838,7 @@ class Driver:
                 self._deliver(notice)
         except Exception as error:  # noqa: BLE001  # ends the process
             self._fail_process(error)
-        if self._quiescence.has_notices and not self._stopped:
+        if self._quiescence.notices and not self._stopped:
             self._delivering = True
             self._loop.call_soon(self._deliver_portion)
 

@@ -73,11 +73,10 @@ class _GatheredAppend:
 class Outbox:
     """The outgoing messages of one process.
 
-    `turn()` is called when there is something to flush; `is_current(replica)` says whether the driver still
-    drives that replica. `on_unsendable(group,
-    error)` is called for a message that cannot be put into a frame, which is dropped. `address_of(node,
-    replica)` gives the address of the process on `node` that owns the replica's group, or None while it is
-    not known.
+    `turn()` is called when there is something to flush (`is_due`); `is_current(replica)` says whether the
+    driver still runs that replica. `on_unsendable(group, error)` is called for a message that cannot be put
+    into a frame, which is dropped. `address_of(node, replica)` returns the address of the process on `node`
+    that owns the replica's group, or None while it is unknown.
     """
 
     def __init__(
@@ -106,6 +105,12 @@ class Outbox:
         self._reads: dict[_Member, deque[SendAppend]] = {}
         self._tasks: dict[asyncio.Task[None], None] = {}
         self.dropped_messages = 0
+        # Whether something was gathered that the next flush sends.
+        self.is_due = False
+
+    def _gathered(self) -> None:
+        self.is_due = True
+        self._turn()
 
     def address(self, replica: Replica, receiver: int) -> Address | None:
         """Return the address of a group's member; if it is unknown, count a drop and return None."""
@@ -136,12 +141,12 @@ class Outbox:
             # notice sent after it would wake the follower.
             self._notices.pop(key, None)
         self._control.setdefault(address, []).append(message)
-        self._turn()
+        self._gathered()
 
     def _send_notices(self) -> None:
         if self._notices:
             self._notices_due = True
-            self._turn()
+            self._gathered()
 
     def append(self, replica: Replica, append: SendAppend) -> None:
         """Gather an append of entries, or a probe: an empty one, to ask whether earlier ones have arrived."""
@@ -159,7 +164,7 @@ class Outbox:
             return
         if append.first_index > append.last_index:
             self._control.setdefault(address, []).append(append.message)
-            self._turn()
+            self._gathered()
             return
         try:
             frames = replica.log.read_nowait(append.first_index, append.last_index, max_bytes=1 << 31)
@@ -181,7 +186,7 @@ class Outbox:
             return
         gathered = self._appends[key] = _GatheredAppend(message, frames)
         self._bulk.setdefault(address, []).append(gathered)
-        self._turn()
+        self._gathered()
 
     def keepalive(self, address: Address, keepalive: Keepalive) -> None:
         """Send a keepalive, which replaces the heartbeats of all groups quiesced between two processes."""
@@ -220,6 +225,7 @@ class Outbox:
 
     def flush(self) -> None:
         """Send everything that was gathered."""
+        self.is_due = False
         if self._bulk:
             bulk, self._bulk, self._appends = self._bulk, {}, {}
             for address, appends in bulk.items():

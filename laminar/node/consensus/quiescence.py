@@ -108,8 +108,9 @@ class Notice(NamedTuple):
 class Quiescence:
     """The quiesced groups of one process, and the processes that they depend on.
 
-    `replicas` are those that the process drives. `address_of(node, replica)` and `address_of_peer(peer)` give
-    addresses, or None while they are not known. After a call that may produce notices, `has_notices` says so.
+    `replicas` are those that the process runs. `address_of(node, replica)` and `address_of_peer(peer)` return
+    addresses, or None while these are unknown. Some calls produce notices for groups; `notices` has those
+    that are not delivered yet.
     """
 
     def __init__(
@@ -137,8 +138,8 @@ class Quiescence:
         self._sought_by: dict[Replica, Sequence[Address]] = {}
         self._sought: Counter[Address] = Counter()
         self._next_grace_ms = 0
-        # By group: the members of which it is still to be notified.
-        self._notices: dict[bytes, list[int]] = {}
+        # By group, the members about which the group is still to be notified.
+        self.notices: dict[bytes, list[int]] = {}
         self._spread_ms = 0
         self.unquiesced = 0
         self.keepalives_sent = 0
@@ -232,7 +233,7 @@ class Quiescence:
         The other members of a quiesced group still receive this process's keepalives. So if this replica
         led the group, a farewell notifies their processes that it does not lead any more.
         """
-        self._notices.pop(replica.group, None)
+        self.notices.pop(replica.group, None)
         self.awake.woken(replica.group)
         farewell = []
         if replica in self._quiesced:
@@ -438,30 +439,25 @@ class Quiescence:
                 elections += 1
             elif replica.core.role is not Role.LEADER:
                 continue
-            known = self._notices.setdefault(replica.group, members)
+            known = self.notices.setdefault(replica.group, members)
             if known is not members:
                 known.extend(members)
         self._spread_ms = max(self._spread_ms, elections * ELECTION_COST_MS)
-
-    @property
-    def has_notices(self) -> bool:
-        """Whether groups are still to be notified."""
-        return bool(self._notices)
 
     def take_notices(self, most: int) -> list[Notice]:
         """Remove and return the notices of up to `most` groups."""
         spread_ms = self._spread_ms
         taken = []
-        for group in list(self._notices)[:most]:
-            members = self._notices.pop(group)
+        for group in list(self.notices)[:most]:
+            members = self.notices.pop(group)
             replica = self._replicas.get(group)
             if replica is not None:
                 taken.append(Notice(replica, members, spread_ms))
-        if not self._notices:
+        if not self.notices:
             self._spread_ms = 0
         return taken
 
     def take_notice_of(self, replica: Replica) -> Notice | None:
-        """Take the notice of one group before its turn: a message or a request waits for it."""
-        members = self._notices.pop(replica.group, None)
+        """Remove and return the notice of one group, because a message or a request waits for it."""
+        members = self.notices.pop(replica.group, None)
         return Notice(replica, members, self._spread_ms) if members is not None else None

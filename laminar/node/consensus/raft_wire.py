@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -102,14 +103,19 @@ def configuration_record(payload: Buffer) -> ConfigurationRecord:
     return msgspec.msgpack.decode(payload, type=ConfigurationRecord)
 
 
+class StampedBatch(NamedTuple):
+    """A batch in its place in the log, with its header: the `data` of an entry."""
+
+    frame: Buffer
+    header: Header
+
+
 def entry_of(frame: Buffer, header: Header) -> Entry:
     """Return a batch as an entry for the Raft core; `header` is the batch's header."""
     configuration = None
     if header.kind == Kind.CONFIGURATION:
         configuration = configuration_record(body_of(frame)).configuration()
-    return Entry(
-        index=header.index, term=header.term, data=frame, size=len(frame), configuration=configuration
-    )
+    return Entry(header.index, header.term, StampedBatch(frame, header), len(frame), configuration)
 
 
 def control_frame(messages: Sequence[AnyMessage]) -> list[Buffer]:

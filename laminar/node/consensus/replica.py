@@ -9,12 +9,18 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 from laminar.batch import Buffer, Header, Kind, body_of, build_control, stamp
 from laminar.log.partition_log.log import Log
 from laminar.node.consensus.log_start import log_start_record
-from laminar.node.consensus.raft_wire import ConfigurationRecord, configuration_record, entry_of
+from laminar.node.consensus.raft_wire import (
+    ConfigurationRecord,
+    StampedBatch,
+    configuration_record,
+    entry_of,
+)
 from raft.configuration import Configuration
 from raft.core import Core
 from raft.values import Entry, HardState, Place, Settings, Trace
@@ -51,35 +57,11 @@ class StateMachine(EntryObserver, Protocol):
         """Fail everything that waits for this replica, which does not take part in its group any more."""
 
 
-class _LogView:
-    """A log as its core sees it."""
-
-    __slots__ = ("_log", "term")
-
-    def __init__(self, log: Log) -> None:
-        self._log = log
-        self.term = log.term
-
-    @property
-    def first_index(self) -> int:
-        return self._log.first_index
-
-    @property
-    def last_index(self) -> int:
-        return self._log.last_index
-
-    @property
-    def last_term(self) -> int:
-        return self._log.last_term
-
-    def size(self, index: int) -> int:
-        return self._log.index_entry(index).size
-
-
 class Replica:
     """The member of a Raft group in this process, run by the driver."""
 
     __slots__ = (
+        "configuration",
         "core",
         "failure",
         "group",
@@ -89,8 +71,10 @@ class Replica:
         "name",
         "nodes",
         "on_match",
+        "place",
         "quiesced",
         "replica_id",
+        "term",
         "wall_ms",
     )
 
@@ -125,8 +109,10 @@ class Replica:
         # Called after each input while a caller waits for more members to have an entry.
         self.on_match: Callable[[], None] | None = None
         self.failure: Exception | None = None
-        # As of the last `Ready`.
+        # As of the last `Ready`, one of which follows each input of the core: whether it is the leader; the
+        # place of its next proposal, None if it takes none, as a leader that hands over.
         self.leading = False
+        self.place: Place | None = None
         self.quiesced = False
         self.core = Core(
             cluster=cluster,
@@ -137,7 +123,7 @@ class Replica:
             configuration=configurations[0][1].configuration(),
             configurations=[(index, record.configuration()) for index, record in configurations[1:]],
             hard_state=hard_state,
-            log=_LogView(log),
+            log=log,
             committed_index=committed_index,
             rng=rng,
             now_ms=now_ms,
@@ -145,64 +131,49 @@ class Replica:
             make_noop=self._noop,
             trace=trace,
         )
+        self.term = self.core.term
+        self.configuration = self.core.configuration
+        """Voters and learners in force."""
 
     # -- proposing ---------------------------------------------------------------------
 
-    def _stamp(
+    def stamped(
         self,
         frame: bytearray | memoryview,
         place: Place,
         *,
+        time_ms: int,
         opens_segment: bool = False,
-        not_before_ms: int = 0,
-    ) -> int:
-        now_ms, log = self.wall_ms(), self.log
-        base_offset = log.next_offset
+        configuration: Configuration | None = None,
+    ) -> Entry:
+        """Return a batch as the entry to propose at `place`; its `data` is a `StampedBatch`. Leader only.
+
+        Index, terms, base offset and append time, `time_ms` or later, are written into `frame` in place;
+        nothing else changes. The driver performs the core's `Ready` before the next proposal, so the log's
+        end is always the end the next stamp continues from.
+        """
+        log = self.log
         stamp(
             frame,
             index=place.index,
             term=place.term,
             prev_term=place.prev_term,
-            base_offset=base_offset,
-            append_time_ms=max(now_ms, log.last_append_time_ms, not_before_ms),
+            base_offset=log.next_offset,
+            append_time_ms=max(time_ms, log.last_append_time_ms),
             committed_index=place.committed_index,
             opens_segment=opens_segment or log.segment_full or place.index == log.start.index + 1,
         )
-        return base_offset
+        data = StampedBatch(frame, Header.unpack(frame))
+        return Entry(place.index, place.term, data, len(frame), configuration)
 
     def _noop(self, place: Place) -> Entry:
-        frame = build_control(Kind.NOOP, b"")
-        self._stamp(frame, place)
-        return Entry(index=place.index, term=place.term, data=frame, size=len(frame), configuration=None)
-
-    def stamped(
-        self, frame: bytearray | memoryview, *, opens_segment: bool = False, not_before_ms: int = 0
-    ) -> tuple[Entry, int]:
-        """Return a batch as the entry to propose next, and the base offset that it gets. Leader only.
-
-        Index, terms, base offset and append time, `not_before_ms` or later, are written into `frame` in
-        place; nothing else changes. The driver performs the core's `Ready` before the next proposal, so the
-        log's end is always the end the next stamp continues from.
-        """
-        place = self.core.place()
-        base_offset = self._stamp(frame, place, opens_segment=opens_segment, not_before_ms=not_before_ms)
-        entry = Entry(index=place.index, term=place.term, data=frame, size=len(frame), configuration=None)
-        return entry, base_offset
+        return self.stamped(build_control(Kind.NOOP, b""), place, time_ms=self.wall_ms())
 
     def propose_configuration(self, record: ConfigurationRecord, *, now_ms: int) -> Place:
         """Propose a configuration one step from the present one; return the place of its entry."""
         self.nodes.update(record.nodes())
         place = self.core.place()
-        frame = build_control(Kind.CONFIGURATION, record.encoded())
-        self._stamp(frame, place)
-        entry = Entry(
-            index=place.index,
-            term=place.term,
-            data=frame,
-            size=len(frame),
-            configuration=record.configuration(),
-        )
-        self.core.propose_configuration(entry, now_ms=now_ms)
+        self.core.propose_configuration(self._configuration_entry(record, place), now_ms=now_ms)
         return place
 
     def go_on_alone(self, abandoned: Sequence[int], *, node: str, now_ms: int) -> None:
@@ -215,13 +186,13 @@ class Replica:
         self.nodes[self.replica_id] = node
         gone = tuple(sorted({*current.abandoned, *abandoned}))
         record = ConfigurationRecord(voters=((self.replica_id, node),), abandoned=gone)
+        self.core.go_on_alone(
+            partial(self._configuration_entry, record), term=self.core.term + TERMS_PASSED, now_ms=now_ms
+        )
 
-        def make(place: Place) -> Entry:
-            frame = build_control(Kind.CONFIGURATION, record.encoded())
-            self._stamp(frame, place)
-            return Entry(place.index, place.term, frame, len(frame), record.configuration())
-
-        self.core.go_on_alone(make, term=self.core.term + TERMS_PASSED, now_ms=now_ms)
+    def _configuration_entry(self, record: ConfigurationRecord, place: Place) -> Entry:
+        frame = build_control(Kind.CONFIGURATION, record.encoded())
+        return self.stamped(frame, place, time_ms=self.wall_ms(), configuration=record.configuration())
 
     # -- what the driver performs ------------------------------------------------------
 
@@ -231,11 +202,10 @@ class Replica:
         self.machine.truncated(index)
 
     def append(self, entries: Sequence[Entry]) -> None:
-        """Append to the log in memory and apply to the state machine."""
-        self.log.append([entry.data for entry in entries])
-        for entry in entries:
-            frame: Buffer = entry.data
-            header = Header.unpack(frame)
+        """Append entries to the log in memory and apply them to the state machine."""
+        batches: list[StampedBatch] = [entry.data for entry in entries]
+        self.log.append([batch.frame for batch in batches])
+        for frame, header in batches:
             if header.kind == Kind.CONFIGURATION:
                 self.nodes.update(configuration_record(body_of(frame)).nodes())
             self.machine.appended(header, frame)
@@ -267,14 +237,9 @@ class Replica:
         return self.nodes.get(leader) if leader else None
 
     @property
-    def configuration(self) -> Configuration:
-        """Voters and learners in force."""
-        return self.core.configuration
-
-    @property
     def configuration_record(self) -> ConfigurationRecord:
-        """Voters and learners in force, with their nodes."""
-        current = self.core.configuration
+        """The group's present configuration, with the nodes of voters and learners."""
+        current = self.configuration
         return ConfigurationRecord(
             voters=tuple((member, self.nodes[member]) for member in current.voters),
             learners=tuple((member, self.nodes[member]) for member in current.learners),
@@ -282,8 +247,8 @@ class Replica:
         )
 
     def lagging(self, index: int) -> list[str]:
-        """Return the nodes whose replicas are not known to hold the log up to `index`. Leader only."""
-        current = self.core.configuration
+        """Return the nodes whose replicas are not known to have the log up to `index`. Leader only."""
+        current = self.configuration
         others = [member for member in (*current.voters, *current.learners) if member != self.replica_id]
         return sorted(self.nodes[member] for member in others if self.match_index(member) < index)
 

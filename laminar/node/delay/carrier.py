@@ -1,10 +1,10 @@
-"""Copies of delayed records that are left in old entries, so that these need not be kept. The leader's part.
+"""Copy pending delayed records to the log's end, so that old entries can be trimmed. The leader does this.
 
-The entry of a pending record is not trimmed. Retention asks for copies when it would begin the log after such
-entries (`laminar.node.partition.retention`): then what is pending in them is written again at the log's end,
-sorted by time. So a record with a delay of two years costs its bytes once in each retention period, and keeps
-nothing else on the disk. Copies are also made when there are many small batches, of those due last: each
-batch takes memory, and a place in the stored table.
+Retention never trims the log beyond the entry of a pending record. When it would trim such entries
+(`laminar.node.partition.retention`), it asks for copies: the records that are pending in them are written
+again at the log's end, sorted by time. So a record with a delay of two years costs its bytes once in each
+retention period, and retains no other data on the disk. When there are many small batches, those that are due
+last are copied, too, and joined: each batch takes memory, and a row in the stored table.
 """
 
 from __future__ import annotations
@@ -24,34 +24,34 @@ from laminar.node.partition.state.delayed_records import Copied, DelayedBatch, d
 _log = logging.getLogger("laminar.delay")
 
 MAX_BATCHES: Final = 10_000
-"""Most batches of one partition; when there are more, small ones are joined."""
+"""When a partition has more batches than this, small ones are joined."""
 JOINED: Final = 2_000
-"""How many batches are joined at a time."""
+"""The most batches that are joined at a time."""
 SMALL: Final = 1_000
 SMALL_BYTES: Final = PUBLISH_BYTES // 4
-"""A batch with fewer pending records, and of fewer bytes, is small: several of them make one."""
+"""A batch with fewer pending records than `SMALL`, in fewer bytes than this, is small, and may be joined."""
 SORTED_BYTES: Final = 8 << 20
 SORTED_RECORDS: Final = 50_000
-"""About how many bytes of entries, and pending records, are sorted by time together."""
+"""The approximate limits of bytes of entries, and of pending records, that are sorted by time together."""
 
 
 class Carrier:
-    """The copies in one partition. One task makes them."""
+    """Copies delayed records in one partition, in one task."""
 
     def __init__(self, partition: Partition, publisher: Publisher) -> None:
-        """Make the carrier of a partition; it is idle until it is asked."""
+        """Create the carrier of a partition; it is idle until it is called."""
         self._partition = partition
         self._publisher = publisher
         self._task: asyncio.Task[None] | None = None
-        # The entry after which the log may begin by the copies that were made last for that.
+        # The entry up to which the latest copies permit trimming.
         self._before = 0
         self.copied = 0
 
     def keep(self, before: int) -> None:
-        """Begin to copy what is pending in entries up to `before`, unless copies are being made.
+        """Begin to copy the pending records in entries up to `before`, unless copies are being made.
 
-        Until the log begins where the last copies were to let it begin, no later ones are made: something
-        else may keep it, and what was copied would be copied again and again.
+        While the log is not trimmed yet as far as the latest copies permit, no later entries are copied:
+        something else may prevent trimming, and the same records would be copied again and again.
         """
         if self._task is not None:
             return
@@ -61,7 +61,7 @@ class Carrier:
         self._begin([entry for entry in self._partition.state.delayed.batches if entry <= before])
 
     def check(self) -> None:
-        """Begin to join batches, if there are too many."""
+        """Begin to join small batches, if there are too many batches."""
         batches = self._partition.state.delayed.batches
         if len(batches) <= MAX_BATCHES or self._task is not None:
             return
@@ -80,7 +80,7 @@ class Carrier:
             await asyncio.wait([self._task])
 
     def stop(self) -> None:
-        """End the task: this replica leads no more, or the process ends."""
+        """Cancel the task, when this replica no longer leads or the process ends."""
         if self._task is not None:
             self._task.cancel()
             self._task = None
@@ -117,7 +117,7 @@ class Carrier:
             yield portion
 
     async def _copy(self, batches: Sequence[DelayedBatch]) -> None:
-        """Copy the pending records of some batches; return when that is committed."""
+        """Copy the pending records of some batches; return when the copies are committed."""
         contents = self._publisher.contents
         due: list[Due] = []
         for batch in batches:
@@ -134,8 +134,9 @@ class Carrier:
                 chosen[-1].due_ms,
                 bytes(frame),
             )
-            # What ended since it was read stays ended: the table looks when it applies the copy. It frees
-            # room, so it is made on a full disk, too.
+            # The table ignores copies of records that ended since they were read. The entry frees space, so
+            # it
+            # is allowed on a full disk.
             future = self._partition.appends.append_control(delayed_entry(change), even_if_full=True)
             self.copied += count
             await future

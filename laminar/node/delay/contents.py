@@ -1,4 +1,4 @@
-"""The records in entries with delayed records: their times, and batches made of some of them."""
+"""Read the entries of delayed records: the records' times, and new batches of some of them."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ _T = TypeVar("_T")
 EARLIEST_MS: Final = -(1 << 63)
 LATEST_MS: Final = 1 << 63
 PUBLISH_BYTES: Final = 1 << 20
-"""Most bytes of records in one entry that the leader makes of them, unless one record alone has more."""
+"""The most bytes of records in one entry that a leader makes from them, unless one record alone has more."""
 HELD_BYTES: Final = 32 << 20
-"""About how many bytes of entries are in memory while records of them are put together."""
-# Entries that are kept in memory, and their bytes at most; one may be larger.
+"""The approximate limit of bytes of entries in memory while a new batch is made from their records."""
+# The most entries in the cache, and the most bytes of all, unless one alone has more.
 _KEPT: Final = 16
 _KEPT_BYTES: Final = 16 << 20
 
 
 class Due(NamedTuple):
-    """A pending record: the time (ms) at which it is due, its number, its place. It sorts in this order."""
+    """A pending record: its due time (ms), its number, its place (entry and row). It sorts in this order."""
 
     due_ms: int
     number: int
@@ -44,11 +44,11 @@ class Due(NamedTuple):
 
 
 class Contents:
-    """Reads the entries of one partition. The last ones stay in memory."""
+    """Reads the entries of one partition, with a small cache."""
 
     def __init__(self, partition: Partition) -> None:
         self._partition = partition
-        # By entry and its term: another leader may have put another entry in its place.
+        # By index and term of the entry: another leader may have replaced the entry.
         self._kept: OrderedDict[tuple[int, int | None], Batch] = OrderedDict()
         self._kept_bytes = 0
 
@@ -57,7 +57,7 @@ class Contents:
         return self._partition.state.delayed
 
     def forget(self) -> None:
-        """Forget what is in memory: entries may be truncated since."""
+        """Empty the cache, because entries may have been truncated since."""
         self._kept.clear()
         self._kept_bytes = 0
 
@@ -75,7 +75,7 @@ class Contents:
         if found is not None:
             self._kept.move_to_end(key)
             return found
-        # Other requests get their turn: thousands of entries may be read one after the other, all at hand.
+        # Yield to other requests: thousands of entries may be read one after the other, all from memory.
         await asyncio.sleep(0)
         frames = await log.read_promptly(entry, entry, max_bytes=1)
         if not frames or Header.unpack(frames[0]).kind is not Kind.DELAYED or log.term(entry) != key[1]:
@@ -94,21 +94,21 @@ class Contents:
     async def due(
         self, held: DelayedBatch, *, from_ms: int | None = None, before_ms: int | None = None
     ) -> list[Due]:
-        """Return the pending records of an entry, in order of their rows.
+        """Return the pending records of an entry that are due from `from_ms` on and before `before_ms`.
 
-        With `from_ms` those due at that time or later, with `before_ms` those due before.
+        They are in the order of their rows. None for a time is no limit.
 
         Raises:
-            EntriesTrimmed: as `batch`.
-            DamagedRange: as `batch`.
-            StorageError: as `batch`.
+            EntriesTrimmed: the entry is trimmed, or was truncated meanwhile.
+            DamagedRange: the entry is damaged here.
+            StorageError: the entry cannot be read.
         """
         batch = await self.batch(held.index)
         first = EARLIEST_MS if from_ms is None else from_ms
         end = LATEST_MS if before_ms is None else before_ms
         times, numbers, moved = _written(batch), held.numbers, self._table.moved
         if not moved:
-            # Most records of an entry are due at other times: they are left out at 50 ns each.
+            # Most records of an entry are due at other times: this loop skips them in 50 ns each.
             return [
                 Due(times[row], numbers[row], Place(held.index, row))
                 for row in [row for row, due_ms in enumerate(times) if first <= due_ms < end]
@@ -123,10 +123,11 @@ class Contents:
         return found
 
     async def records(self, chosen: Sequence[Due], *, readable: bool = False) -> list[tuple[Due, Batch]]:
-        """Return the first of these records, each with the batch that has it: as many as one entry holds.
+        """Return the first of these records, as many as fit in one entry, each with the batch that has it.
 
-        How many follows from the records and the log alone. With `readable` it stops before one that cannot
-        be read. At least one is returned. Raises as `batch`.
+        The number follows from the records and the log alone, so that every leader gets the same. With
+        `readable` it stops before a record that cannot be read. At least one record is returned. Raises as
+        `batch`.
         """
         batches: dict[int, Batch] = {}
         found: list[tuple[Due, Batch]] = []
@@ -152,9 +153,9 @@ class Contents:
 
 
 def joined(records: Iterable[tuple[Due, Batch]], *, as_written: bool = False) -> bytearray:
-    """Return one unstamped batch of these records, in order, each with the time at which it is due.
+    """Return one unstamped batch of these records, in order, each with its present due time.
 
-    With `as_written` each has the time that it had at first, which is part of its id.
+    With `as_written` each has its original time instead, which is part of its id.
     """
     rows = list(records)
     return Records(
@@ -175,29 +176,29 @@ def _cell(column: Sequence[_T] | None, each: Due) -> _T | None:
 
 
 def written_ms(batch: Batch, row: int) -> int:
-    """Return the time (ms) that a delayed record had at first."""
+    """Return the original due time (ms) of a delayed record, before any change."""
     return _written(batch)[row]
 
 
 def _written(batch: Batch) -> list[int]:
     times = batch.delivery_times
     assert times is not None, f"{batch!r} has no times of delivery"
-    # The leader took it because each of its records has one.
+    # A leader accepts such an entry only if each of its records has one.
     return cast("list[int]", times)
 
 
 def next_ms(batch: Batch, from_ms: int) -> int:
-    """Return the earliest time (ms), as written, from this one on that a record of a batch had at first."""
+    """Return the earliest original due time (ms) in a batch that is not before `from_ms`."""
     return min((due_ms for due_ms in _written(batch) if due_ms >= from_ms), default=LATEST_MS)
 
 
 def plain_bytes(batch: Batch) -> int:
-    """Return the bytes of a batch when all of it is decompressed."""
+    """Return the size in bytes of a batch when it is decompressed."""
     return sum(entry.plain_length for entry in batch.directory().values())
 
 
 def record_bytes(batch: Batch, row: int) -> int:
-    """Return the bytes of a record: of its value, key, tag and headers."""
+    """Return the size in bytes of a record: of its value, key, tag and headers."""
     size = 0
     for column in (Column.VALUE, Column.KEY, Column.TAG, Column.HEADERS):
         cells = batch.cells(column)

@@ -1,15 +1,17 @@
-"""Publishing of the delayed records of one partition, and changes of their times. The leader's part.
+"""Publish the delayed records of one partition when they are due, and change their times.
+
+The leader does this.
 
 A task runs while this replica leads and records are pending. It knows the records that are due within
-`NEAR_MS`, reads those whose time has come, and appends them as one batch in a `PUBLISH`, in the order of
-their times: never before the time by this leader's clock, and as soon after it as a commit takes. Without a
-leader they are late.
+`NEAR_MS`, reads those whose time has come, and appends them as one batch in a `PUBLISH` entry, in the order
+of their times: never before their time by this leader's clock, and as soon after it as a commit takes. While
+there is no leader, records are late.
 
 A record is published once: the entry names its place, and is proposed in the same turn of the loop in which
-the table *at the log's end* was looked at. The same holds for a change of its time: what comes first in the
-log counts, and is answered when it is committed.
+the table *at the log's end* was read. The same applies to a change of its time: of a change and a
+publication, the first in the log counts. A change is answered when it is committed.
 
-What the task remembers is of one term, and only a shortcut: everything is in the log.
+The memory of the task lasts for one term, and is only a cache: everything is in the log.
 """
 
 from __future__ import annotations
@@ -48,54 +50,55 @@ _log = logging.getLogger("laminar.delay")
 NEAR_MS: Final = 60_000
 """Records that are due within this time are known one by one."""
 MAX_NEAR: Final = 250_000
-"""Most records that are known one by one; when there are more, those due first are."""
+"""The most records that are known one by one; if there are more, only those that are due first are known."""
 PUBLISH_RECORDS: Final = 10_000
-"""Most records in one `PUBLISH`."""
+"""The most records in one `PUBLISH` entry."""
 UNDER_WAY: Final = 2
-"""Most entries of one partition that wait for their commit."""
+"""The most entries of one partition that wait for their commit."""
 WAIT_S: Final = 1.0
-"""How long the task sleeps at most: a wall clock may be set."""
+"""The longest sleep of the task, because the wall clock may be set forward."""
 PAUSE_S: Final = 0.5
-"""How long it waits after a refusal, and before an entry is read again that could not be read."""
+"""The pause after a refusal, and before an unreadable entry is read again."""
 
 
 class State(Enum):
-    """What is known of a record by its number."""
+    """The state of a delayed record, looked up by its number."""
 
     PENDING = "pending"
     PUBLISHED = "published"
     CANCELLED = "cancelled"
     ABSENT = "absent"
-    """Another partition gave this number, and the record is not pending here."""
+    """The number is from another partition, and the record is not pending here."""
     ELSEWHERE = "elsewhere"
-    """Partitions that follow this one have it, or what became of it."""
+    """The partition is sealed: the partitions that follow it have the record, or know its state."""
     UNKNOWN = "unknown"
-    """This number was not given by this partition."""
+    """This partition has never given this number to a record."""
 
 
 class Publisher:
-    """The delayed records of one partition. `wake` begins, `stop` ends its task."""
+    """Publishes the delayed records of one partition, in a task that `wake` begins and `stop` ends."""
 
     def __init__(self, partition: Partition) -> None:
-        """Make the publisher of a partition; it is idle until it is woken."""
+        """Create the publisher of a partition; it is idle until `wake` is called."""
         self.contents = Contents(partition)
         self.published = 0
         self.late_s = 0.0
-        """How late the last record was published, in seconds after its time."""
+        """The lateness of the last published record, in seconds after its time."""
         self._partition = partition
         self._loop = asyncio.get_running_loop()
         self._task: asyncio.Task[None] | None = None
         self._woken = asyncio.Event()
         self._term = -1
         self._table: DelayedRecords | None = None
-        # The records due before `_known_to_ms`, of entries up to `_known_entry`; a heap. What is not pending
-        # any more, or has another time, is dropped when it is met.
+        # A heap of the records due before `_known_to_ms`, of entries up to `_known_entry`. Records that are
+        # no
+        # longer pending, or have another time, are dropped when they come up.
         self._near: list[Due] = []
         self._known_to_ms = 0
         self._known_entry = 0
-        # By entry: of its records those due before this time are known, or have ended, or were moved.
+        # By entry a time: all of its records that are due before are known, have ended, or got other times.
         self._next_ms: dict[int, int] = {}
-        # By entry that could not be read: when (the loop's time) it is tried again.
+        # By unreadable entry: the loop's time at which it is read again.
         self._unreadable: dict[int, float] = {}
         self._under_way: set[asyncio.Future[Receipt]] = set()
 
@@ -110,7 +113,7 @@ class Publisher:
         return self._partition.leads and self._partition.state.succession.takes_records
 
     def wake(self) -> None:
-        """Look at the table again: something was added to it, or this replica leads now."""
+        """Read the table again, because records were added or this replica has become the leader."""
         self._woken.set()
         if self._task is None and self.publishes and len(self.delayed):
             self._task = self._loop.create_task(self._run())
@@ -120,14 +123,14 @@ class Publisher:
         if self._task is not None:
             self._task.cancel()
             self._task = None
-            self.forget()  # what it was about to publish, too
+            self.forget()  # also the records that it was about to publish
 
-    # -- what a number stands for ----------------------------------------------------------
+    # -- the record of a number ------------------------------------------------------------
 
     async def state(self, number: int) -> State:
-        """Return what is known of a record by its number, as of a committed entry. Leader only.
+        """Return the committed state of a record by its number. Leader only.
 
-        A record that was cancelled and is forgotten counts as published: see `DelayedRecords.forgotten_ms`.
+        A record whose cancellation is forgotten counts as published: see `DelayedRecords.forgotten_ms`.
 
         Raises:
             Problem: 503 `not_leader`.
@@ -138,7 +141,7 @@ class Publisher:
         return found
 
     async def written_ms(self, number: int) -> int | None:
-        """Return the time (ms) that a pending record had at first; None if it is not pending.
+        """Return the original due time (ms) of a pending record; None if it is not pending.
 
         Raises:
             StorageError: its entry cannot be read here.
@@ -172,13 +175,13 @@ class Publisher:
         return State.PUBLISHED if own == self._partition.number else State.ABSENT
 
     async def change(self, number: int, due_ms: int, *, was_ms: int, who: Who | None = None) -> State:
-        """Give a pending record another time (ms), or `CANCELLED`; return what it was. Leader only.
+        """Give a pending record another due time (ms), or cancel it (`CANCELLED`); return its state before.
 
-        With `PENDING` it is done, and committed. `was_ms` is the time in the record's id: a record that was
-        to be delivered at another time has another id. `who` asks, for the trace.
+        Leader only. If it returns `PENDING`, the change is made and committed; otherwise nothing is changed.
+        `was_ms` is the time in the record's id. `who` is the requester, for the trace.
 
         Raises:
-            Problem: 503 `not_leader` or `changing`; 429 `quota` when too many have other times.
+            Problem: 503 `not_leader` or `changing`; 429 `quota` if too many records have changed times.
             DamagedRange: its entry is damaged here.
         """
         partition = self._partition
@@ -187,7 +190,7 @@ class Publisher:
         if place is not None and not partition.state.succession.takes_records:
             raise Problem(
                 "changing",
-                f"{partition.context.name} has ended: those that follow it get its delayed records",
+                f"{partition.context.name} has ended: the partitions that follow get its delayed records",
                 retry_after_ms=500,
                 outcome="not_applied",
             )
@@ -209,7 +212,7 @@ class Publisher:
         return State.PENDING
 
     async def _seen(self) -> None:
-        """Wait until all that is in the log now is committed: what was read of it is not taken back."""
+        """Wait until all entries that are in the log now are committed: then the table as read is final."""
         partition = self._partition
         await partition.reader.confirmed_bounds()
         await partition.appends.when_committed(
@@ -232,7 +235,7 @@ class Publisher:
                 self._task = None
 
     def _begin_term(self) -> None:
-        """Forget what an earlier term, or another table, left."""
+        """Drop the memory of an earlier term, or of a replaced table."""
         term = self._partition.replica.core.term
         if term == self._term and self._table is self.delayed:
             return
@@ -241,7 +244,7 @@ class Publisher:
         self.contents.forget()
 
     def forget(self) -> None:
-        """Forget which records are near: they are in other places now."""
+        """Forget the records that are due soon, because they may be in other places now."""
         self._near.clear()
         self._known_to_ms = 0
         self._known_entry = 0
@@ -252,9 +255,9 @@ class Publisher:
         return self._partition.replica.wall_ms()
 
     async def _look(self) -> bool:
-        """Learn which records are due soon; return whether that is known."""
+        """Read the entries with records that are due soon; return False if this replica must not publish."""
         table, now_ms = self.delayed, self._now_ms()
-        # While many are known that are due before the rest, the rest need not be known.
+        # While many records are known, which are due before all others, the others are not needed.
         if self._known_to_ms < now_ms + NEAR_MS // 2 and len(self._near) < MAX_NEAR // 4:
             self._known_to_ms = now_ms + NEAR_MS
             self._known_entry = 0
@@ -272,7 +275,7 @@ class Publisher:
         fresh += [table.batches[entry] for entry in self._readable_again() if entry in table.batches]
         for batch in sorted(fresh, key=lambda batch: batch.first_due_ms):
             if self._next_ms.get(batch.index, batch.first_due_ms) >= self._known_to_ms:
-                continue  # fewer are known than a moment ago
+                continue  # `_known_to_ms` has become lower meanwhile
             try:
                 found = await self.contents.due(
                     batch, from_ms=self._next_ms.get(batch.index), before_ms=self._known_to_ms
@@ -292,7 +295,7 @@ class Publisher:
         return True
 
     def _know_less(self) -> None:
-        """Forget the records that are due last, and look for them sooner."""
+        """Forget the later half of the records that are due soon, and read them again sooner."""
         self._near.sort()
         dropped = self._near[MAX_NEAR // 2 :]
         del self._near[MAX_NEAR // 2 :]
@@ -302,18 +305,18 @@ class Publisher:
             self._next_ms[entry] = min(due.due_ms, self._next_ms.get(entry, due.due_ms))
 
     def _set_aside(self, entry: int, error: StorageError) -> None:
-        """Leave the records of an entry that cannot be read: the others do not wait for them.
+        """Postpone the records of an unreadable entry, so that others do not wait for them.
 
-        Another replica has it, as a rule, and it is repaired from there.
+        As a rule the entry is repaired from another replica.
         """
         if entry in self.delayed.batches:
             _log.warning("%s: delayed records wait: %s", self._partition.replica.name, error)
-            # All of it is read again: a record may have a time before all that it was written with.
+            # All of the entry is read again: a record may now be due before its original time.
             self._next_ms[entry] = EARLIEST_MS
             self._unreadable[entry] = self._loop.time() + PAUSE_S
 
     def _readable_again(self) -> list[int]:
-        """Return the entries that are to be read again now, after a failure."""
+        """Return the unreadable entries that are due to be read again."""
         found = [entry for entry, at in self._unreadable.items() if at <= self._loop.time()]
         for entry in found:
             del self._unreadable[entry]
@@ -324,14 +327,14 @@ class Publisher:
             heappush(self._near, due)
 
     def _is_due(self, due: Due) -> bool:
-        """Return whether this record is pending there, and due at that time."""
+        """Return whether a record is still pending at its place, and due at its time."""
         if not self.delayed.is_pending(due.place):
             return False
         moved = self.delayed.moved.get(due.number)
         return moved is None or moved.due_ms == due.due_ms
 
     async def _publish(self) -> bool:
-        """Publish what is due now; return False if nothing is."""
+        """Publish the records that are due now; return False if there are none."""
         chosen = self._chosen(self._now_ms())
         if not chosen:
             return False
@@ -339,7 +342,7 @@ class Publisher:
             await asyncio.wait(self._under_way, return_when=asyncio.FIRST_COMPLETED)
         try:
             records = await self.contents.records(chosen, readable=True)
-            # What was published, cancelled or moved meanwhile is left out; from here on nothing waits.
+            # Records that were published, cancelled or changed meanwhile are left out; no await follows.
             rest = chosen[len(records) :]
             records = [each for each in records if self._is_due(each[0])]
             if records and self.publishes and self._term == self._partition.replica.core.term:
@@ -383,10 +386,11 @@ class Publisher:
     def _done(self, future: asyncio.Future[Receipt]) -> None:
         self._under_way.discard(future)
         if not future.cancelled():
-            future.exception()  # retrieved: the next leader publishes it if it is lost
+            # the outcome is ignored: if the entry is lost, the next leader publishes its records
+            future.exception()
 
     async def _wait(self) -> None:
-        """Wait until the next record is due, or something is added."""
+        """Wait until the next record is due, or records are added."""
         now_ms = self._now_ms()
         wait_s = WAIT_S if not self._near else min(WAIT_S, max(0.001, (self._near[0].due_ms - now_ms) / 1000))
         handle = self._loop.call_later(wait_s, self._woken.set)

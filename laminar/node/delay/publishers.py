@@ -27,22 +27,25 @@ async def _nobody(partition: Partition, request: DelayedBatchRequest) -> Delayed
 
 
 class Publishers:
-    """The publishers of a shard's partitions, by group. They are made when they are first needed."""
+    """The publishers (with carrier and sender) of a shard's partitions.
+
+    They are created when first needed.
+    """
 
     def __init__(self) -> None:
-        """Begin without any."""
+        """Begin without publishers."""
         # Asks another partition to take delayed records; the application sets it.
         self.send: Send = _nobody
         self._held: dict[bytes, _Held] = {}
-        # What those that ended have counted.
+        # The sums of publishers that have ended.
         self._published = 0
         self._copied = 0
         self._sent = 0
-        # How late the last record was that one of them published, in seconds.
+        # The lateness of the last record that one of them published, in seconds.
         self._late_s = 0.0
 
     def of(self, partition: Partition) -> Publisher:
-        """Return the publisher of a partition, which is made if there is none."""
+        """Return the publisher of a partition, which is created if needed."""
         return self._of(partition).publisher
 
     def _of(self, partition: Partition) -> _Held:
@@ -65,15 +68,15 @@ class Publishers:
         return await self.send(partition, request)
 
     def keep(self, partition: Partition, before: int) -> None:
-        """Have what is pending in entries up to `before` copied, so that the log may begin after them."""
+        """Copy the pending records in entries up to `before`, so that these entries may be trimmed."""
         self._of(partition).carrier.keep(before)
 
     def added(self, partition: Partition) -> None:
-        """Note that a partition that is led here got delayed records."""
+        """Wake the publisher of a partition, led here, that got delayed records."""
         self.of(partition).wake()
 
     def check(self, partitions: Iterable[Partition]) -> None:
-        """Begin with what is led here and has delayed records, and end the rest."""
+        """Start publishers of partitions that are led here and have delayed records; end all others."""
         led = {each.replica.group: each for each in partitions if each.leads and len(each.state.delayed)}
         for group in [group for group in self._held if group not in led]:
             self._end(group)
@@ -84,15 +87,15 @@ class Publishers:
             held.sender.check()
 
     def stop(self) -> None:
-        """End all: the process ends."""
+        """End all publishers, because the process ends."""
         for group in list(self._held):
             self._end(group)
 
     def statistics(self) -> dict[str, float]:
-        """Return how many records this process published, copied and sent on, and how many are pending.
+        """Return the numbers of records that this process published, copied and sent on, and of pending ones.
 
-        `late_seconds`: how late the last record of a partition was published; the highest of those that have
-        pending records, or what it was of the last one that had.
+        `late_seconds` is the lateness of the last published record: the highest of all partitions with
+        pending records, or, without any, that of the last one that had some.
         """
         held = self._held.values()
         return {

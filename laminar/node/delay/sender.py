@@ -1,16 +1,17 @@
-"""Delayed records of a partition that has ended: they go to the partitions that follow it. The leader's part.
+"""Send the delayed records of a sealed partition to the partitions that follow it. The leader does this.
 
-A change of the topic's route seals a partition, and nothing is published in it any more. What is pending goes
-to the *outputs* of the change, each record to the one that holds its key now. One without a key goes by its
-own number, and so does one with a key of another partition, which was appended by this one's number. Records
-keep their numbers. While a record is on its way it is pending in both: its time is not changed then, and only
-the later partition publishes.
+A change of the topic's route seals a partition, and nothing is published in it any more. Its pending records
+are sent to the *outputs* of the change, each record to the output that has its key now. A record without a
+key is assigned by its own number; so is one with a key of another partition, which a client appended here by
+the partition's number. Records retain their numbers. While a record is being sent it is pending in both
+partitions: then its time cannot be changed, and only the later partition publishes it.
 
-It is sent once. The batches for an output are a *stream*, numbered from 0. Which records a batch has follows
-from the log alone, as the table of a sealed partition changes only by what is sent: so the next leader sends
-the same batch under the same number, and the output, which keeps the count in its log, takes it once. An
-output that has ended itself takes no more; what it has not taken goes on, in the same stream, to those that
-follow it. Whether it has taken a batch is certain, because its log is final.
+A record is sent once. The batches for an output are a *stream*, numbered from 0. The records of a batch
+follow from the log alone, because the table of a sealed partition changes only by sending. So the next leader
+sends the same batch under the same number, and the output, which stores the count in its log, appends it
+once. An output that is sealed itself appends no more; the batches that it has not appended go, in the same
+stream, to the partitions that follow it. Whether it has appended a batch is certain, because its log is
+final.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ from laminar.wire.key_route import logical_of_key
 _log = logging.getLogger("laminar.delay")
 
 PAUSE_S: Final = 0.5
-"""How long it waits before it tries again."""
+"""The pause before another attempt."""
 
 
 class DelayedBatchRequest(msgspec.Struct, frozen=True, array_like=True):
-    """Take a batch of a stream of delayed records."""
+    """Request to append a batch of a stream of delayed records."""
 
     topic: str
     partition: int
@@ -48,21 +49,24 @@ class DelayedBatchRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class DelayedBatchAnswer(msgspec.Struct, frozen=True, array_like=True):
-    """Whether the batch is taken, by this request or an earlier one; if not, who follows the partition."""
+    """The answer: whether the batch is appended, by this request or an earlier one.
+
+    If not, the partition is sealed, and `outputs` are the partitions that follow it.
+    """
 
     taken: bool
     outputs: list[Output] = []
 
 
 Send = Callable[[Partition, DelayedBatchRequest], Awaitable[DelayedBatchAnswer]]
-"""Asks the leader of a partition to take a batch (`take`)."""
+"""Asks the leader of a partition to append a batch (`take`)."""
 
 
 async def take(partition: Partition, batch: Received) -> DelayedBatchAnswer:
-    """Take a batch of a partition that this one follows; answer when that is committed. Leader only.
+    """Append a batch from a partition that this one follows; answer when that is committed. Leader only.
 
     Raises:
-        Problem: 503 `not_leader`; 503 `changing` while it is not certain whether the partition takes it.
+        Problem: 503 `not_leader`; 503 `changing` while it is uncertain whether the partition is sealed.
     """
     partition.check_leads()
     table = partition.state.delayed
@@ -89,7 +93,7 @@ async def take(partition: Partition, batch: Received) -> DelayedBatchAnswer:
 
 
 class _Range(NamedTuple):
-    """Logical partitions from `first` up to, not including, `end`."""
+    """The logical partitions from `first` up to, not including, `end`."""
 
     first: int
     end: int
@@ -106,10 +110,10 @@ class _Range(NamedTuple):
 
 
 class Sender:
-    """The delayed records of one partition that has ended. `check` begins, `stop` ends its task."""
+    """Sends the delayed records of one sealed partition, in a task that `check` begins and `stop` ends."""
 
     def __init__(self, partition: Partition, contents: Contents, send: Send) -> None:
-        """Make the sender of a partition; it is idle until the partition has ended."""
+        """Create the sender of a partition; it is idle until the partition is sealed for good."""
         self._partition = partition
         self._contents = contents
         self._send = send
@@ -117,7 +121,7 @@ class Sender:
         self.sent = 0
 
     def check(self) -> None:
-        """Begin, if this replica leads, the partition has ended for good, and records are pending."""
+        """Begin to send, if this replica leads, the partition is sealed for good, and records are pending."""
         if self._task is None and self._may_send():
             self._task = asyncio.get_running_loop().create_task(self._run())
 
@@ -155,11 +159,15 @@ class Sender:
         for output in seal.record.outputs:
             targets = [output]
             while targets:
-                # Those that follow a target that has ended come next: each range has one that takes records.
+                # After a sealed target come the partitions that follow it: each range has one that takes
+                # records.
                 targets += await self._send_to(output, targets.pop(0))
 
     async def _send_to(self, output: Output, target: Output) -> Sequence[Output]:
-        """Send what `target` holds of an output's part; return who follows it, if it takes no more."""
+        """Send the records that belong to both an output and `target`, its follower, to `target`.
+
+        Returns the partitions that follow `target`, if it is sealed and takes no more.
+        """
         partition = self._partition
         wanted = _Range.of(output).common(_Range.of(target))
         stream = partition.replica.group + output.number.to_bytes(4, "little")
@@ -178,7 +186,7 @@ class Sender:
             if not self._may_send() or partition.replica.core.term != term:
                 raise not_leader(partition.context.name, outcome="not_applied")
             moved = partition.state.delayed.moved
-            # The publisher there looks at a batch in time for the earliest, so the times of now count, too.
+            # The publisher there reads a batch in time for the earliest, so present due times count, too.
             times = [written_ms(batch, each.place.row) for each, batch in records]
             times += [each.due_ms for each in chosen]
             batch = Received(
@@ -206,7 +214,7 @@ class Sender:
         return ()
 
     async def _chosen(self, wanted: _Range, first_entry: int) -> list[Due]:
-        """Return the next records of a range, in order of entries and rows, from `first_entry` on."""
+        """Return the next records to send of a range, in order of entries and rows, from `first_entry` on."""
         table = self._partition.state.delayed
         found: list[Due] = []
         size = 0
@@ -227,9 +235,10 @@ class Sender:
         return found
 
     def _logical(self, key: bytes | None, number: int) -> int:
-        """Return the logical partition of a record: one of this partition's own, whatever its key is.
+        """Return the logical partition of a record, which is always one of this partition's range.
 
-        An append that names a partition, or a logical partition, may have any key.
+        The key may belong to another range: an append that names a partition, or a logical partition, may
+        have any key.
         """
         seal = self._partition.context.final_seal
         assert seal is not None, "only what has ended sends"

@@ -1,4 +1,4 @@
-"""Fair shares of one loop: what has many bytes waits, so that small appends and Raft do not.
+"""Fair shares of one event loop: large appends wait, so that small appends and Raft do not.
 
-Begin with `bulk`.
+The module `bulk` explains it.
 """

@@ -1,15 +1,15 @@
-"""The shares of one loop: bulk waits, so that small appends and Raft do not.
+"""Fair shares of one event loop: bulk (large bodies) waits, so that small appends and Raft do not.
 
-All partitions of a loop share a journal, here and on each follower. What comes there waits for all that came
-before it. A client that has 50 MB on their way gains nothing by that, as the disk is no faster, but an append
-of one record waits for all of it, and so does the next. So bulk begins when there is room: at most
-`ALONE_BYTES` are between there and their commit, and `BESIDE_BYTES` while another client appends something
-small. Then each also rests as long as it took, in which the disk is the other's: so bulk has half of the
-time. What waits begins by turns of those who wait.
+All partitions of a loop share a journal, here and on each follower, which writes in the order of arrival. A
+client with 50 MB under way (not committed yet) gains nothing by that, because the disk is no faster, but an
+append of one record has to wait for all of it, and so does the next. So bulk begins only when there is room:
+at most `ALONE_BYTES` are under way, and at most `BESIDE_BYTES` while another client appends small bodies. In
+the latter case the room of each bulk append stays taken after its commit for as long as it was under way
+(0.25 s at most), so bulk uses half of the disk's time. Waiting clients begin in turns.
 
-Small appends pass by. Raft's own messages, a follower's entries among them, never come here. A group without
-a majority commits nothing, and must not keep the bulk of all others: what is on its way for longer than
-`HELD_S` counts no more.
+Small appends do not wait. Raft's own messages, a follower's entries among them, never come here. A group
+without a majority commits nothing, and must not block the bulk of all others: an append that is under way for
+longer than `HELD_S` no longer counts.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from typing import Final
 from laminar.log.disk.fair_queue import FairLimiter
 
 BULK_BYTES: Final = 64 * 1024
-"""Larger bodies are bulk."""
+"""Bodies of more bytes than this are bulk."""
 
 ALONE_BYTES: Final = 16 << 20
-"""Bytes of bulk on their way while no other connection appends. What is larger than the room goes alone."""
+"""The most bytes of bulk under way while no other client appends small bodies; a larger body goes alone."""
 
 BESIDE_BYTES: Final = 1 << 20
-"""The same beside the small appends of others."""
+"""The most bytes of bulk under way while other clients append small bodies."""
 
 QUIET_S: Final = 0.5
-"""After this time without a small append bulk is alone again."""
+"""The time after another client's last small append for which `BESIDE_BYTES` applies."""
 
 HELD_S: Final = 1.0
 _LONGEST_REST_S: Final = 0.25
@@ -39,25 +39,25 @@ _MOST: Final = 1 << 20
 
 
 class Bulk:
-    """The bulk of one loop, and whether others append something small beside it."""
+    """Limits the bulk of one event loop, more strictly while other clients append small bodies."""
 
     def __init__(self) -> None:
-        """Begin with all of the room."""
+        """Begin with all of the room free."""
         self._limiter = FairLimiter(limit=_MOST, limit_bytes=ALONE_BYTES)
         self._smalls = self._smalls_seen = 0
-        # Where bulk came from last: a producer's own small appends, as its last ones, do not count.
+        # The source of the last bulk: its own small appends, like the rest of a large upload, do not count.
         self._from: object = None
         self._beside_until_s = 0.0
         self._waits = self._rests = self._taken_bytes = 0
 
     def small(self, source: object) -> None:
-        """Note a small append, which waits for nothing here; `source` is its connection or client."""
+        """Count a small append, which does not wait here; `source` is its connection or client."""
         if source != self._from:
             self._smalls += 1
 
     @asynccontextmanager
     async def share(self, who: str, size_bytes: int, source: object = None) -> AsyncIterator[None]:
-        """Wait until there is room for `size_bytes` of a client; they are on their way until the end."""
+        """Wait until there is room for `size_bytes` of a client; they count as under way until the exit."""
         loop, limiter = asyncio.get_running_loop(), self._limiter
         self._look(loop.time())
         self._waits += bool(limiter.waiting or limiter.running_bytes + size_bytes > limiter.limit_bytes)
@@ -84,14 +84,14 @@ class Bulk:
                 release()
 
     def _look(self, now_s: float) -> None:
-        """Note whether others have appended since the last look, and give room accordingly."""
+        """Set the limit by whether other clients have appended small bodies since the last check."""
         if self._smalls != self._smalls_seen:
             self._smalls_seen = self._smalls
             self._beside_until_s = now_s + QUIET_S
         self._limiter.limit_bytes = BESIDE_BYTES if now_s < self._beside_until_s else ALONE_BYTES
 
     def statistics(self) -> dict[str, int]:
-        """Return gauges of what is on its way and of what waits, and counts of what waited and rested."""
+        """Return gauges of bulk under way and waiting, and counts of its waits and rests."""
         return {
             "on_their_way_bytes": self._limiter.running_bytes,
             "waiting": self._limiter.waiting,

@@ -1,5 +1,6 @@
-"""Finding records of a partition by what they hold, and what became of one: looking changes nothing.
+"""Search records of a partition by their content, and find the history of one record. Nothing is changed.
 
-`where` says which records are wanted, `examine` looks through batches, `scan` reads a partition for it, and
-`pace` lets one scan of a shard read at a time.
+`where` has the conditions of a search, `examine` applies them to batches, `scan` reads a partition for that,
+and `pace` lets one scan of a shard read at a time. `indexing` builds the key indexes that `by_index` uses;
+`history` tells the events of one record.
 """

@@ -1,7 +1,7 @@
-"""Which batches of a replica a search has to look at, by the key indexes of its sealed segments.
+"""Find the batches that a search has to read, by the key indexes of a replica's sealed segments.
 
-An index says where a value may be, and so where it is not; what is found is still compared by the record's
-own bytes. A segment without an index that holds, and the active one, are looked through as ever.
+An index tells which batches may have a value, and so which have not; each record of these is still compared
+by its own bytes. Segments without a valid index, and the active one, are read completely.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from laminar.node.partition.partition import Partition
 
 
 class Stretch(NamedTuple):
-    """The batches to look at in a stretch of a sealed segment, in the order of the search.
+    """The batches to read in a stretch of a sealed segment (their first offsets), in the order of the search.
 
-    `is_whole`: there are no more up to `stop`, where the segment is left, or what is asked for ends.
+    `is_whole` says that these are all up to `stop`, the offset where the segment or the range of the search
+    ends.
     """
 
     batches: Sequence[int]
@@ -32,7 +33,7 @@ class Stretch(NamedTuple):
 
 
 class ByIndex:
-    """The indexes that one scan uses, one segment's at a time. The loop's thread."""
+    """Looks batches up in the indexes of one scan, one segment at a time. It runs in the loop's thread."""
 
     def __init__(self, partition: Partition, where: Where) -> None:
         self._partition = partition
@@ -42,10 +43,10 @@ class ByIndex:
         self._term = ("", b"")
 
     async def following(self, low: int, end: int, cost: Cost, *, border: int | None) -> Stretch | None:
-        """Return the batches from `low` to before `end` of the segment that holds `low`.
+        """Return the batches from `low` to before `end` of the segment that has `low`.
 
-        None: it has no index for this search. `low` must be where a batch begins: that is so at the begin of
-        the segment and at `border`; else None is returned, too.
+        None: the segment has no index for this search, or `low` is neither its beginning nor `border`, so
+        that it may lie within a batch.
         """
         segment = await self._opened(low, cost)
         if segment is None or low not in (segment.first_offset, border):
@@ -58,9 +59,10 @@ class ByIndex:
         return Stretch(batches, is_whole, min(end, segment.next_offset))
 
     async def preceding(self, low: int, high: int, cost: Cost, *, border: int | None) -> Stretch | None:
-        """Return the batches from `low` to before `high` of the segment that holds the last, the last first.
+        """Return the batches from `low` to before `high` of the segment that has the last, newest first.
 
-        As `following`, with `high` in place of `low`. Nothing before the begin of the log is returned.
+        None: the segment has no index for this search, or `high` is neither its end nor `border`, so that it
+        may lie within a batch. Batches before the start of the log are left out.
         """
         segment = await self._opened(high - 1, cost)
         if segment is None or high not in (segment.next_offset, border):
@@ -76,14 +78,14 @@ class ByIndex:
         return Stretch(batches, is_whole, max(low, segment.first_offset))
 
     async def distrust(self) -> None:
-        """Remove the index that is in use: it does not hold. It will be built again."""
+        """Remove the index in use, because it is invalid. It will be built again."""
         segment, self._index = self._segment, None
         if segment is not None:
             segment.indexed = None
             await self._partition.log.in_thread(0, _remove, segment.file)
 
     async def _opened(self, offset: int, cost: Cost) -> Segment | None:
-        """Return the sealed segment with this offset, after opening its index; None if it has none."""
+        """Return the sealed segment with this offset, its index opened; None if it has no fitting index."""
         if not self._asked:
             return None
         log = self._partition.log
@@ -92,7 +94,7 @@ class ByIndex:
             return None
         if segment is not self._segment:
             self._segment, self._index = segment, None
-            # It is not taken for right because it was once: it may be gone, or another by now.
+            # The index is checked each time: the file may be gone, or replaced, since it was last used.
             index = await log.in_thread(HEAD_BYTES, open_index, segment.file, segment.covered)
             term = next((each for each in self._asked if index is not None and each[0] in index.names), None)
             if index is None:
@@ -105,7 +107,10 @@ class ByIndex:
     async def _look(
         self, segment: Segment, offset: int, cost: Cost, *, newest: bool
     ) -> tuple[list[int] | None, bool]:
-        """Return what the index says; None if it does not hold."""
+        """Look the search's value up in the index: return batches, and whether there are more.
+
+        Returns None for the batches if the index is invalid.
+        """
         index = self._index
         assert index is not None
         before = index.bytes_read
@@ -120,7 +125,7 @@ class ByIndex:
 
 
 def open_index(file: SegmentFile, covered: Covered) -> KeyIndex | None:
-    """Return the index of a segment; None if there is none that holds for it. In a reader thread."""
+    """Return the index of a segment; None if there is none, or it is invalid. Runs in a reader thread."""
     try:
         index = KeyIndex(file.open_key_index())
     except (DiskError, KeyIndexError):
@@ -132,4 +137,4 @@ def _remove(file: SegmentFile) -> None:
     try:
         file.remove_key_index()
     except DiskError:
-        return  # it stays, and is tried and refused again
+        return  # the file stays, and will be found invalid again

@@ -1,6 +1,6 @@
-"""Looking through batches that were read: which records are found, and how far the look went.
+"""Examine batches that a search has read: find the matching records, and tell how far it came.
 
-Run in a reader thread: everything that a search computes for each record is here.
+All work of a search for each record is done here. It runs in a reader thread.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from laminar.http.api.fetch_body import record_document
 from laminar.node.find.where import Where, judge, let_others_run
 
 MOST_SKIPPED: Final = 64
-"""Most ranges of offsets that one look reports as not searched; it ends there."""
+"""The most ranges of offsets that one call reports as not searched; it ends there."""
 _BATCHES: Final = 32
-"""After this number of batches another thread may run."""
+"""After this number of batches it lets another thread run."""
 _BEFORE: Final = ("offset", "timestamp", "key", "tag", "headers", "deliver_at", "trace_id")
 
 
 class Found(msgspec.Struct, frozen=True, array_like=True):
-    """A record that is wanted: its offset, the time (ms) of its append, and itself as JSON."""
+    """A matching record: its offset, the time (ms) of its append, and its JSON document."""
 
     offset: int
     time_ms: int
@@ -40,18 +40,18 @@ class Skipped(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Wanted(msgspec.Struct, frozen=True, array_like=True):
-    """What a look returns: which records, newest first or last, how many, and how much of each value."""
+    """The parameters of a search: conditions, order, the most records, and the most bytes of each value."""
 
     where: Where
     newest: bool
     limit: int
     value_bytes: int
     most_bytes: int
-    """About how many bytes of documents; one record at least."""
+    """The approximate limit of bytes of documents; at least one record is returned."""
 
 
 class Examined(msgspec.Struct):
-    """What was found of records from `low` to before `high`; `is_full`: what follows was not looked at."""
+    """The result for records from `low` to before `high`; `is_full` says that it ended early, at a limit."""
 
     low: int
     high: int
@@ -61,9 +61,9 @@ class Examined(msgspec.Struct):
 
 
 def examine(partition: int, frames: Sequence[Buffer], low: int, high: int, wanted: Wanted) -> Examined:
-    """Return what is wanted of the records from `low` to before `high`, which these batches hold.
+    """Return the matching records of these batches, from offset `low` to before `high`.
 
-    The found and the skipped are in the order in which they are wanted.
+    The found and the skipped are in the order of the search.
     """
     result = Examined(low, low) if not wanted.newest else Examined(high, high)
     size = 0
@@ -92,9 +92,10 @@ def examine(partition: int, frames: Sequence[Buffer], low: int, high: int, wante
 def _judged(
     frames: Sequence[Buffer], low: int, high: int, wanted: Wanted
 ) -> Iterator[tuple[int, int, tuple[Batch, int] | Skipped | None]]:
-    """Yield offsets, from and to before, as wanted: of a record that is found, or of what is skipped.
+    """Yield ranges of offsets (first, end) in the order of the search, each with its result.
 
-    None: of all records that were looked at since.
+    The result is a matching record (batch and row), or a skipped range, or None for records that do not
+    match.
     """
     for place, frame in enumerate(reversed(frames) if wanted.newest else frames):
         if place % _BATCHES == _BATCHES - 1:
@@ -122,14 +123,14 @@ def _judged(
 
 
 def _read_all(batch: Batch) -> None:
-    """Raise `BatchError` if a column that is shown cannot be read."""
+    """Raise `BatchError` if a column of the answer cannot be read."""
     _ = batch.keys, batch.tags, batch.headers, batch.timestamps, batch.delivery_times, batch.trace_ids
     if not batch.is_large:
         batch.cells(Column.VALUE)
 
 
 def encode(partition: int, batch: Batch, row: int, *, value_bytes: int) -> bytes:
-    """Return a record as answers of searches have it: as fetches do, with a part of its value."""
+    """Return the JSON document of a record: as in fetches, with at most `value_bytes` of its value."""
     record = Record(batch, row, batch.base_offset + row, b"")
     document: dict[str, Any] = {"partition": partition, **record_document(record, batch, _BEFORE)}
     if batch.is_large:

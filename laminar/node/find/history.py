@@ -1,8 +1,9 @@
-"""What became of one record: the entries of its partition's log that tell of it, as events.
+"""The history of one record: events, from the entries of its partition's log that affect the record.
 
-A delivery is an entry of the log (docs/channels.md), so the life of a record lies in the log behind it. The
-table of channels is made again from these entries, by its own code, and only this record is looked at: so the
-events are exact, and none is of an entry that is not committed. Nothing is written for it before it is asked.
+Each delivery is an entry of the log (docs/channels.md), so the history of a record is in the log after it.
+The table of channels is rebuilt from these entries by its own code, for this record only: so the events are
+exact, and none comes from an entry that is not committed. A history needs no data that are written in
+advance.
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ from laminar.wire.channels import ChannelSettings
 T = TypeVar("T")
 
 MOST_CURSORS: Final = 64
-"""Most cursors behind the record that are followed; with more `is_complete` is False."""
+"""The most cursors that are followed until they pass the record; with more `is_complete` is False."""
 KINDS: Final = frozenset((Kind.CHANNEL, Kind.CURSOR, Kind.LOG_START, Kind.SEAL))
-"""The kinds of the entries that may tell of a record behind it."""
+"""The kinds of the entries that may affect a record before them."""
 
 EventName = Literal[
     "appended",
@@ -70,10 +71,10 @@ EVENTS: Final = get_args(EventName)
 
 
 class Event(NamedTuple):
-    """What happened to the record, by the entry of this Raft index and append time (ms).
+    """An event of the record, caused by the entry of this Raft index and append time (ms).
 
-    `delivery` is the number of the delivery, and `due_ms` when the record is to be given out again; of one
-    that is delivered, until when its consumer has it.
+    `delivery` is the number of the delivery. `due_ms` is the time of the next attempt; for the event
+    "delivered", the time at which the delivery expires.
     """
 
     name: EventName
@@ -88,22 +89,22 @@ class Event(NamedTuple):
 
 
 class Place(msgspec.Struct, frozen=True, array_like=True):
-    """How far the log was read, as a token has it: the last entry, and what is known by then."""
+    """How far the log was read, as stored in a token: the last entry's index, and the state at that entry."""
 
     index: int
     is_complete: bool
     channels: list[StoredChannel] = []
     pins: list[StoredPins] = []
     cursors: list[str] = []
-    """Those that are behind the record."""
+    """The cursors that have not passed the record yet."""
     is_expired: bool = False
     not_theirs: list[int] = []
 
 
 class History:
-    """The life of the record at `offset`; `events` has what the entries taken so far say.
+    """The history of the record at `offset`; `events` are those of all entries taken so far.
 
-    `names` are those of channels that are there, by id.
+    `names` are the names of the present channels, by id.
     """
 
     def __init__(self, offset: int, place: Place, names: Mapping[int, str]) -> None:
@@ -116,11 +117,11 @@ class History:
         self._cursors = dict.fromkeys(place.cursors)
         self._is_expired = place.is_expired
         self._names = names
-        # Channels that were opened behind the record: it is none of theirs.
+        # Channels that were opened after the record, and do not give it out.
         self._not_theirs = dict.fromkeys(place.not_theirs)
 
     def place(self) -> Place:
-        """Return how far the log was read."""
+        """Return how far the log was read, with the state there, to continue from."""
         self._forget_others()
         return Place(
             self.index,
@@ -133,7 +134,7 @@ class History:
         )
 
     def take(self, frames: Sequence[Buffer]) -> None:
-        """Apply committed entries, in order, of `KINDS`."""
+        """Apply committed entries (of `KINDS`), in order, and add their events."""
         for frame in frames:
             header = Header.unpack(frame)
             self.index = header.index
@@ -148,7 +149,7 @@ class History:
                 self._note("sealed", header)
 
     def lacks(self, last_index: int) -> None:
-        """Note that entries up to `last_index` cannot be read: events may be missing from here on."""
+        """Skip entries up to `last_index`, which cannot be read: so events may be missing."""
         self.index = max(self.index, last_index)
         self.is_complete = False
 
@@ -162,7 +163,7 @@ class History:
             if change.channel not in known and change.next > self.offset:
                 self._not_theirs[change.channel] = None
         elif change.channel and change.channel not in known:
-            # It was opened before the record was there: then it had not come so far.
+            # It was opened before the record was appended, so it had not reached the record then.
             name = self._names.get(change.channel, "")
             restored = StoredChannel(change.channel, name, 0, ChannelSettings(), 0, None, 0, [], [])
             self._channels.restore([*self._channels.stored(), restored], self._channels.stored_pins())
@@ -229,7 +230,7 @@ class History:
             self._note("lost", header, **at)
 
     def _forget_others(self) -> None:
-        """Forget other records: none of them matters for this one."""
+        """Remove other records from the rebuilt table: they do not matter for this one."""
         _keep_only(self._channels.copies, self.offset)
         for channel in self._channels.by_id.values():
             _keep_only(channel.out, self.offset)
@@ -252,7 +253,7 @@ class History:
     def _start(self, header: Header, frame: Buffer) -> None:
         record = log_start_record(frame)
         if not self.is_complete and not self._channels.by_id:
-            # What came before is gone: this entry carries the table to which it led.
+            # The entries before it are trimmed: this entry has the table as they left it.
             state = decode_state(record.state)
             self._channels.restore(state.channels, state.pins)
             self._forget_others()
@@ -270,7 +271,7 @@ class History:
         self.events.append(Event(name, header.index, header.append_time_ms, **more))
 
     def states(self) -> dict[int, str]:
-        """Return by channel id, of those that the entries named, where the record is."""
+        """Return the record's present state in each channel that the entries named, by channel id."""
         return {
             number: "not_theirs" if number in self._not_theirs else _state(channel, self.offset).word
             for number, channel in self._channels.by_id.items()
@@ -286,7 +287,7 @@ def _keep_only(table: dict[int, T], offset: int) -> None:
 
 
 class _State(NamedTuple):
-    """Where the record is in a channel; `is_passed`: it lies before what is given out for the first time."""
+    """The record's state in a channel; `is_passed` says that the channel has reached the record."""
 
     name: str
     item: Out | Aside | None
@@ -294,7 +295,7 @@ class _State(NamedTuple):
 
     @property
     def word(self) -> str:
-        """The word for it: that of `now` in an answer."""
+        """The state as a word: the value of `now` in an answer."""
         if isinstance(self.item, Out):
             return "out"
         if isinstance(self.item, Aside):

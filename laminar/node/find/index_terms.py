@@ -1,7 +1,7 @@
-"""What the key index of a topic is about: the setting `index`, what is hashed of a batch, what a search asks.
+"""The terms of a topic's key index: the setting `index`, the hashes of a batch, the hashes of a search.
 
-A term is `key`, `trace_id` or `header:NAME`; each is a section of the file. The hash is the first 8 bytes of
-MurmurHash3 x64 128 of the value's bytes, seed 0.
+A term is a kind of value that is indexed: `key`, `trace_id` or `header:NAME`. Each has a section in the file.
+The hash is the first 8 bytes of MurmurHash3 x64 128 of the value's bytes, seed 0.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _VALUES_AT_ONCE: Final = 2_000
 def terms_of(setting: str) -> tuple[str, ...]:
     """Return the terms that the setting `index` names, each once, in its order; none if it is empty.
 
-    Those of a newer program, which are not known here, are left out.
+    Terms of a newer program, which this one does not know, are left out.
     """
     known = (term for term in setting.split(",") if term in _TERMS or term.startswith(_HEADER))
     return tuple(dict.fromkeys(known))[:MAX_SECTIONS]
@@ -45,7 +45,7 @@ def digest_of(value: bytes) -> bytes:
 
 
 def asked_of(where: Where) -> list[tuple[str, bytes]]:
-    """Return the terms that a search can be looked up by, each with the hash of what it asks for."""
+    """Return the terms by which a search can be looked up, each with the hash of the wanted value."""
     found: list[tuple[str, bytes]] = []
     if where.trace_id is not None:
         found.append(("trace_id", digest_of(where.trace_id)))
@@ -56,10 +56,10 @@ def asked_of(where: Where) -> list[tuple[str, bytes]]:
 
 
 def digests_of(batch: Batch, term: str) -> set[bytes]:
-    """Return the hashes of the values that the records of a batch have, each once.
+    """Return the set of hashes of the values of a term in a batch.
 
     Raises:
-        BatchError: They cannot be read.
+        BatchError: the values cannot be read.
     """
     found: set[bytes] = set()
     since = 0

@@ -1,8 +1,9 @@
-"""Building the key indexes of a shard: of sealed segments that are committed to their last entry.
+"""Build the key indexes of a shard, for sealed segments whose entries are all committed.
 
-A segment is read as fetches read, so a batch is indexed where it is shown. One is built at a time, slowly,
-in reader threads, the newest first, as its pages are cached; what is not built yet is counted. An index is
-written beside its place, synced, and renamed, so a crash leaves a whole one or none.
+A segment is read with the code of fetches, so that exactly the records that fetches show are indexed. Indexes
+are built one at a time, slowly, in reader threads, the newest segment first because its pages are still
+cached; bytes without an index are counted. An index is written to a temporary file, synced, and renamed, so a
+crash leaves a whole one or none.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ from laminar.node.partition.partition import Partition
 from laminar.node.partition.reads import frames
 
 ENTRIES_PER_S: Final = 20_000
-"""Most entries that are added to indexes: hashing them takes a few hundredths of a core."""
+"""The most entries that are added to indexes in a second: hashing them takes a few hundredths of a core."""
 IDLE_S: Final = 5.0
 RETRY_S: Final = 600.0
-"""How long a segment whose index could not be built is left alone."""
+"""The pause before the index of a segment is tried again after a failure."""
 BUILT_AT_ONCE: Final = 16
-"""After this number the segments are looked through again: newer ones come first."""
+"""After this number of indexes the list of segments is made again, because newer ones come first."""
 _PARTITIONS_AT_ONCE: Final = 100
 _NEW: Final = ".new"
 _log = logging.getLogger("laminar.find")
@@ -44,7 +45,7 @@ Sleep = Callable[[float], Awaitable[None]]
 
 
 class _Due(NamedTuple):
-    """A sealed segment without the index that it should have, and when (ms) its last entry was appended."""
+    """A sealed segment without the index that it should have, and the append time (ms) of its last entry."""
 
     appended_ms: int
     partition: Partition
@@ -55,8 +56,8 @@ class _Due(NamedTuple):
 class Indexer:
     """Builds the key indexes of the partitions that `partitions` returns; `run` it as a task.
 
-    `setting_of` returns the setting `index` of a topic; None: it is not known, and its indexes stay.
-    `space_is_low` returns whether nothing may be written.
+    `setting_of` returns the setting `index` of a topic; None if the topic is unknown: then its indexes are
+    left as they are. `space_is_low` returns whether nothing may be written for want of space.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class Indexer:
         self._entries_per_s = entries_per_s
         self._space_is_low = space_is_low
         self._sleep = sleep
-        # By log and segment the time from which on it may be tried again.
+        # By log and segment the loop's time from which on its index may be tried again.
         self._retry_s: dict[tuple[int, int], float] = {}
         self._swept: set[int] = set()
         self._unindexed_bytes = 0
@@ -84,7 +85,7 @@ class Indexer:
         self._errors = 0
 
     async def run(self) -> None:
-        """Build what is to be built, with a pause when that is nothing; end when the storage is closed."""
+        """Build missing indexes, with a pause when there are none; return when the storage is closed."""
         while True:
             try:
                 built = await self.run_pass()
@@ -94,7 +95,7 @@ class Indexer:
                 await self._sleep(IDLE_S)
 
     async def run_pass(self) -> int:
-        """Look through all sealed segments, and build some indexes; return how many."""
+        """Find the sealed segments without an index, and build indexes of the newest; return their number."""
         due = await self._look()
         built = 0
         for each in sorted(due, key=lambda one: one.appended_ms, reverse=True)[:BUILT_AT_ONCE]:
@@ -106,7 +107,7 @@ class Indexer:
         return built
 
     async def _look(self) -> list[_Due]:
-        """Return the segments whose index can be built now, and count those that have none."""
+        """Return the segments whose index can be built now; count the bytes of segments without one."""
         due: list[_Due] = []
         unindexed, now_s = 0, asyncio.get_running_loop().time()
         retry_s: dict[tuple[int, int], float] = {}
@@ -147,12 +148,12 @@ class Indexer:
         return None if setting is None else terms_of(setting)
 
     async def _found(self, partition: Partition, segment: Segment) -> tuple[str, ...]:
-        """Return the terms of the index that is there and holds; none if there is none."""
+        """Return the terms of a segment's existing index; () if there is none, or it is invalid."""
         index = await partition.log.in_thread(0, open_index, segment.file, segment.covered)
         return () if index is None else index.names
 
     async def _sweep(self, partition: Partition) -> None:
-        """Remove what a crash has left: indexes that are not finished, or have no segment."""
+        """Remove files that a crash has left: indexes that are not finished, or have no segment."""
         log = partition.log
         self._swept.add(log.log_id)
         try:
@@ -160,10 +161,10 @@ class Indexer:
         except StorageClosed:
             raise
         except StorageError as error:
-            _log.warning("%s: what a crash has left cannot be removed: %s", log.name, error)
+            _log.warning("%s: index files that a crash has left cannot be removed: %s", log.name, error)
 
     async def _tried(self, due: _Due) -> bool:
-        """Build an index, or remove one that is not wanted any more; return whether that was done."""
+        """Build an index, or remove one that the topic no longer asks for; return whether that was done."""
         log, segment = due.partition.log, due.segment
         try:
             if not due.terms:
@@ -171,7 +172,7 @@ class Indexer:
                 segment.indexed = ()
                 return True
             if log.written_index < segment.last_index:
-                return False  # its file lacks entries, or was not made yet
+                return False  # its file lacks entries, or does not exist yet
             size = await self._build(due.partition, segment, due.terms)
         except StorageClosed:
             raise
@@ -181,7 +182,7 @@ class Indexer:
             self._errors += 1
             self._retry_s[log.log_id, segment.first_index] = asyncio.get_running_loop().time() + RETRY_S
             _log.warning(
-                "%s: no key index of segment %d, it is scanned instead: %s",
+                "%s: the key index of segment %d cannot be built, so searches scan the segment: %s",
                 *(log.name, segment.first_index, error),
             )
             return False
@@ -192,7 +193,7 @@ class Indexer:
         return bool(size)
 
     async def _build(self, partition: Partition, segment: Segment, terms: tuple[str, ...]) -> int:
-        """Build the index of a segment; return its bytes, 0 if the segment has changed meanwhile."""
+        """Build the index of a segment; return its size in bytes, 0 if the segment has changed meanwhile."""
         log, file, covered = partition.log, segment.file, segment.covered
         truncations, path = segment.truncations, file.key_index_path + _NEW
         building = await log.in_thread(0, _begin, log.files.disk, path, covered, terms)
@@ -214,7 +215,7 @@ class Indexer:
             await log.in_thread(0, _discard, log.files.disk, path)
 
     async def _add(self, partition: Partition, building: _Building, offset: int, cost: Cost) -> int:
-        """Add a slice of batches from `offset` on; return the offset to go on at."""
+        """Add a slice of batches from `offset` on; return the offset at which the next slice begins."""
         context, end = partition.context, building.covered.next_offset
         read = await frames(
             context, offset, max_bytes=scan.SLICE_BYTES, before=end, most_frames=scan.SLICE_FRAMES
@@ -227,7 +228,7 @@ class Indexer:
         return Header.unpack(read[-1]).next_offset
 
     def statistics(self) -> dict[str, int]:
-        """Return counters and gauges."""
+        """Return the counters and gauges of indexing, for metrics."""
         return {
             "unindexed_bytes": self._unindexed_bytes,
             "indexed_segments": self._indexed_segments,
@@ -237,12 +238,12 @@ class Indexer:
 
 
 def is_complete(partition: Partition, segment: Segment) -> bool:
-    """Return whether a sealed segment may be indexed: all its entries are known, and committed."""
+    """Return whether a sealed segment may be indexed: all its entries are readable, and committed."""
     return bool(segment.last_term) and segment.last_index <= partition.context.committed_index
 
 
 class _Building:
-    """An index that is being built; each method is for a reader thread, one at a time."""
+    """An index that is being built. Its methods run in reader threads, one at a time."""
 
     def __init__(self, file: File, covered: Covered, terms: Sequence[str]) -> None:
         self.covered = covered
@@ -251,7 +252,7 @@ class _Building:
         self._writer = KeyIndexWriter(file, covered, terms)
 
     def add(self, read: Sequence[Buffer]) -> int:
-        """Add batches; return the number of entries. Those behind the segment are left out."""
+        """Add batches, without those after the segment; return the number of entries added."""
         entries = 0
         for frame in read:
             batch = Batch(frame, verified=True)
@@ -262,7 +263,7 @@ class _Building:
         return entries
 
     def install(self, segment: SegmentFile, truncations: int) -> int:
-        """Finish the file and put it in its place; return its bytes, 0 if the segment has changed."""
+        """Finish the file and install it; return its size in bytes, 0 if the segment has changed."""
         size = self._writer.finish()
         return size if segment.install_key_index(self._file.path, truncations=truncations) else 0
 
@@ -273,9 +274,9 @@ def _begin(disk: Disk, path: str, covered: Covered, terms: Sequence[str]) -> _Bu
 
 
 def _discard(disk: Disk, path: str) -> None:
-    """Remove an index that has not come to its place.
+    """Remove the temporary file of an index that was not installed.
 
-    Its file is not closed here, as a thread may still write to it; it closes with the last reference.
+    The file is not closed here, because a thread may still write to it; it closes with the last reference.
     """
     try:
         disk.unlink(path)
@@ -286,7 +287,7 @@ def _discard(disk: Disk, path: str) -> None:
 def _sweep(disk: Disk, directory: str) -> None:
     """Remove from a log's directory key indexes that are not finished, and those without a segment.
 
-    A segment that exists is never made smaller by it: only names of key indexes are removed.
+    Segments are never touched: only files with names of key indexes are removed.
     """
     names = set(disk.list(directory))
     for name in names:

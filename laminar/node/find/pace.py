@@ -1,7 +1,7 @@
-"""The pace of one shard's scans: one reads at a time, at a bounded rate, and none while the loop is late.
+"""The pace of one shard's scans: one reads at a time, at a bounded rate, none while the event loop is late.
 
-A scan reads a slice in its turn, and others take theirs after it. So a search that would read for hours
-delays another by its slices only, and appends by what one slice costs.
+Scans take turns: each reads one slice in its turn. So a search that reads for hours delays another search
+only by single slices, and appends only by the cost of one slice.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from typing import Final
 from laminar.http.api.problems import Problem
 
 MOST_WAITING: Final = 8
-"""Scans that take turns with the one that reads; more are refused."""
+"""The most scans that wait for their turns beside the one that reads; more are refused."""
 LATE_S: Final = 0.02
 _REST_S: Final = 0.1
 _MOST_RESTS: Final = 10
 
 
 class Pace:
-    """The turns of one shard's scans; at most `bytes_per_s` are read."""
+    """Gives turns to the scans of one shard, so that they read at most `bytes_per_s`."""
 
     def __init__(self, bytes_per_s: int) -> None:
         self._bytes_per_s = bytes_per_s
         self._turn = asyncio.Lock()
         self._scans = 0
         self.bytes = 0
-        """Read since the start."""
+        """The bytes read since the start of the process."""
 
     @asynccontextmanager
     async def admitted(self) -> AsyncIterator[None]:
-        """Count one scan while it runs.
+        """Count a scan while it runs, and refuse it if there are too many.
 
         Raises:
             Problem: 503 `overloaded` if one scan reads and `MOST_WAITING` wait for their turn.
@@ -40,7 +40,7 @@ class Pace:
         if self._scans > MOST_WAITING:
             raise Problem(
                 "overloaded",
-                f"{self._scans} searches read on this shard",
+                f"{self._scans} searches are already reading on this shard",
                 field="search",
                 value=self._scans + 1,
                 limit=MOST_WAITING + 1,
@@ -55,9 +55,9 @@ class Pace:
 
     @asynccontextmanager
     async def turn(self, cost: Cost) -> AsyncIterator[None]:
-        """Hold the turn while a slice is read and looked through, and then until the rate allows the next.
+        """Hold the turn while a slice is read and examined, and then until the rate permits the next slice.
 
-        `cost` is filled in by the reader. At least as long as the work took, nothing is read after it.
+        The reader fills in `cost`. The pause after a slice is at least as long as the work on it.
         """
         async with self._turn:
             loop = asyncio.get_running_loop()
@@ -69,7 +69,7 @@ class Pace:
             await self._rest(max(cost.bytes / self._bytes_per_s, cost.rest_s, loop.time() - began_s))
 
     async def _rest(self, pause_s: float) -> None:
-        """Sleep for `pause_s`, and longer as long as the loop is late."""
+        """Sleep for `pause_s`, and go on sleeping while the event loop is late."""
         loop = asyncio.get_running_loop()
         for _ in range(_MOST_RESTS):
             due_s = loop.time() + pause_s
@@ -80,7 +80,7 @@ class Pace:
 
 
 class Cost:
-    """The bytes that a slice has read, and how long (s) nothing is read after it at the least."""
+    """The cost of a slice: the bytes that it has read, and the shortest pause after it, in seconds."""
 
     __slots__ = ("bytes", "rest_s")
 

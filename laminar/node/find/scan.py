@@ -1,8 +1,9 @@
-"""A search of one replica: slices of what fetches would show, each read, looked through, and let go.
+"""Search one replica, in slices: each slice of batches is read, examined, and dropped from memory.
 
-Only committed records are looked at, by the same code as fetches read with. Where a segment has a key index
-for what is asked, only the batches that it names are read. A scan ends where its time or its room is used up,
-at damage, at the end of this replica, or where all was looked at; it says how far it came.
+Only committed records are searched, read by the same code as for fetches. If a segment has a key index for
+the search, only the batches that it names are read. A scan ends when its time or its room for records is used
+up, at damage, at the end of this replica, or when the whole span is searched; the result tells how far it
+came.
 """
 
 from __future__ import annotations
@@ -24,18 +25,18 @@ from laminar.node.partition.reads import TAGGED_ROWS, frames
 
 SLICE_BYTES: Final = 1 << 20
 SLICE_FRAMES: Final = 100
-"""Most batches of one slice: so the loop and the thread are never busy with it for long."""
+"""The most batches of one slice, so that it never occupies the loop or the thread for long."""
 FIRST_WINDOW: Final = 1024
 SEGMENTS_AT_ONCE: Final = 16
-"""Most segments of one slice in which an index finds nothing."""
+"""The most segments that one slice passes because their indexes find nothing."""
 NO_END: Final = -1
-"""In place of an offset: the search goes on for ever, with what is appended."""
+"""Instead of an end offset: the search has no end, and continues with records appended later."""
 
 Ended = Literal["", "absent", "behind", "damaged"]
 
 
 class Span(msgspec.Struct, frozen=True, array_like=True):
-    """Offsets of a partition from `low` to before `high`; `group` is the id of the partition."""
+    """The offsets of a partition from `low` to before `high`; `group` is the id of the partition's group."""
 
     number: int
     group: bytes
@@ -44,10 +45,11 @@ class Span(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Scanned(msgspec.Struct, array_like=True):
-    """How a scan of one span ended: what is left of it, and what was found.
+    """The result of a scan of one span: the records found, and the rest of the span (`low` to before `high`).
 
-    `ended`: why the rest was not looked at here, which another replica may change; empty: for lack of time or
-    room, or nothing is left. `damaged`: the damaged offsets, from and to before, at which it ended.
+    `ended` tells why this replica cannot search the rest, which another replica may; it is empty if only time
+    or room ran out, or nothing is left. `damaged` are the damaged offsets (first, end) at which the scan
+    ended.
     """
 
     number: int
@@ -59,15 +61,15 @@ class Scanned(msgspec.Struct, array_like=True):
     skipped: list[Skipped] = []
     bytes: int = 0
     is_at_end: bool = False
-    """Whether there is nothing more at this replica yet."""
+    """Whether this replica has no further records yet."""
     is_final: bool = False
-    """Whether nothing will ever follow: the partition has ended for good."""
+    """Whether no records will ever follow, because the partition is sealed for good."""
     segments_by_index: int = 0
-    """Segments of which only what their index named was read."""
+    """The number of segments of which only the batches named by the index were read."""
 
 
 async def scan(partition: Partition, span: Span, wanted: Wanted, pace: Pace, *, until_s: float) -> Scanned:
-    """Search a span of a replica until this time of the loop; at least one slice is looked at."""
+    """Search a span of a replica until the loop's time `until_s`; at least one slice is searched."""
     result = Scanned(span.number, span.low, span.high)
     if partition.replica.group != span.group:
         result.ended = "absent"
@@ -93,7 +95,7 @@ async def scan(partition: Partition, span: Span, wanted: Wanted, pace: Pace, *, 
 
 
 class _Scan:
-    """One scan under way; `result` says at each moment what is left."""
+    """A scan that is under way; `result` always has what was found and what is left."""
 
     def __init__(self, partition: Partition, result: Scanned, wanted: Wanted, pace: Pace) -> None:
         self._partition = partition
@@ -103,13 +105,13 @@ class _Scan:
         self._room = wanted.most_bytes
         self._window = FIRST_WINDOW
         self._by_index = ByIndex(partition, wanted.where)
-        # Where a batch begins, at that end of what is left which is looked at next; None: not known.
+        # The border of a batch at the end of the rest that is searched next; None if it is unknown.
         self._border: int | None = None
         self.reading = result.low
         """The offset at which the last read began."""
 
     async def slice(self) -> bool:
-        """Look through the next slice; return whether there is more to look at."""
+        """Search the next slice; return whether there is more to search."""
         result, bounds = self._result, self._partition.reader.bounds()
         if result.low < bounds.start:
             self._expire(bounds.start)
@@ -140,7 +142,7 @@ class _Scan:
         return not full and result.low != result.high  # its end is found by the next call
 
     def _expire(self, start: int) -> None:
-        """Count what lies before the start of the log as not searched."""
+        """Report the offsets before the start of the log as not searched."""
         result = self._result
         end = start if result.high == NO_END else min(start, result.high)
         if end > result.low:
@@ -148,7 +150,7 @@ class _Scan:
             result.low = end
 
     async def _oldest_by_index(self, end: int, cost: Cost) -> Examined | None:
-        """Look through the first batches up to before `end` that an index names; None: none can be asked."""
+        """Search the first batches before `end` that an index names; None if no index fits."""
         result = self._result
         start = self._partition.reader.bounds().start
         for _ in range(SEGMENTS_AT_ONCE):
@@ -176,7 +178,7 @@ class _Scan:
         return examined
 
     async def _newest_by_index(self, cost: Cost) -> Examined | None:
-        """Do what `_oldest_by_index` does, from the end of what is left."""
+        """Search the last batches of the rest that an index names; None if no index fits."""
         result = self._result
         for _ in range(SEGMENTS_AT_ONCE):
             stretch = await self._by_index.preceding(result.low, result.high, cost, border=self._border)
@@ -194,7 +196,7 @@ class _Scan:
         try:
             read = await self._read_named(stretch.batches, cost)
         except DamagedRange as damage:
-            if damage.next_offset > self.reading:  # between it and what is left no batch is named
+            if damage.next_offset > self.reading:  # the index names no batch between it and the rest
                 result.high = min(result.high, damage.next_offset)
             raise
         if read is None:
@@ -207,10 +209,10 @@ class _Scan:
         return examined
 
     async def _read_named(self, batches: Sequence[int], cost: Cost) -> list[Buffer] | None:
-        """Return the batches at these offsets, as many as are a slice; None: the index is wrong.
+        """Return the batches at these offsets, at most a slice; None if the index proves wrong.
 
         Raises:
-            DamagedRange: The first is damaged.
+            DamagedRange: the first batch is damaged.
         """
         read: list[Buffer] = []
         size = 0
@@ -232,7 +234,7 @@ class _Scan:
         return read
 
     async def _oldest(self, end: int, cost: Cost) -> Examined | None:
-        """Look through the first slice of what is left, up to before `end`."""
+        """Search the first slice of the rest, before `end`."""
         low = self.reading = self._result.low
         tag = self._wanted.where.tag
         if tag is not None:
@@ -248,7 +250,7 @@ class _Scan:
         return examined
 
     async def _first_tagged(self, low: int, bit: int) -> int:
-        """Return an offset from `low` on before which no record has the tag, by the index alone."""
+        """Return an offset, at least `low`, before which no record has the tag, by the entries' tag masks."""
         context = self._partition.context
         index = await context.log.find_offset(low)
         last = min(context.committed_index, (index or 0) + TAGGED_ROWS - 1)
@@ -260,9 +262,10 @@ class _Scan:
         return max(low, (await context.log.find_index_entry(first)).base_offset)
 
     async def _newest(self, cost: Cost) -> Examined | None:
-        """Look through the last slice of what is left.
+        """Search the last slice of the rest.
 
-        Batches are read forwards, so a window of records is tried: a smaller one if it is more than a slice.
+        Batches are read forwards, so a window of records at the end is tried, and a smaller one if it exceeds
+        a slice.
         """
         result, window, read = self._result, self._window, list[Buffer]()
         while True:
@@ -271,7 +274,7 @@ class _Scan:
             try:
                 read = await self._read(low, result.high, cost)
             except DamagedRange:
-                # What lies after the damage is looked at first.
+                # The records after the damage are searched first.
                 if window == 1:
                     raise
                 read = []

@@ -1,7 +1,9 @@
-"""Which records a search wants. What is cheap is asked first, and a match is by the record's own bytes.
+"""The conditions of a search on records.
 
-A batch in, positions of records out. A record can be one of three: wanted, not wanted, or unreadable,
-which is a record larger than a batch whose value is asked for, or JSON too large to be parsed beside others'
+Cheap conditions are checked first; each is checked on a record's own bytes.
+
+The input is a batch, the output are positions of records in it. A record matches, does not match, or is
+unreadable: its value is needed, but it is larger than a batch, or too large to be parsed as JSON beside other
 requests.
 """
 
@@ -16,23 +18,23 @@ import msgspec
 from laminar.batch import Batch, Column, tag_bit
 
 MAX_JSON_BYTES: Final = 1 << 20
-"""A larger value is not parsed as JSON: that would hold up the process for milliseconds."""
+"""A larger value is not parsed as JSON: that would block the process for milliseconds."""
 _PIECE_BYTES: Final = 256 * 1024
-# What looking at a record costs beside its bytes, as if it were bytes.
+# The cost of examining a record in addition to its bytes, expressed in bytes.
 _ROW_BYTES: Final = 1024
 _raws = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _lists = msgspec.json.Decoder(list[msgspec.Raw])
 
 
 class JsonEquals(msgspec.Struct, frozen=True, array_like=True):
-    """The value, as JSON, has at `path` this text, number, truth or null."""
+    """A condition: the value, as JSON, has this text, number, boolean or null at `path`."""
 
     path: list[str]
     equals: str | int | float | bool | None
 
 
 class Where(msgspec.Struct, frozen=True, array_like=True):
-    """What a record must be to be wanted, in every part that is given."""
+    """The conditions that a record must meet, all that are given."""
 
     key: bytes | None = None
     trace_id: bytes | None = None
@@ -43,22 +45,22 @@ class Where(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def reads_values(self) -> bool:
-        """Whether the value of a record matters."""
+        """Whether a condition needs the value of a record."""
         return self.contains is not None or self.json is not None
 
 
 class Judged(NamedTuple):
-    """Positions in a batch of the records that match, and of those whose value could not be looked at."""
+    """The positions in a batch of the records that match, and of those whose value could not be checked."""
 
     wanted: Sequence[int]
     unreadable: Sequence[int] = ()
 
 
 def judge(batch: Batch, where: Where, rows: range) -> Judged:
-    """Return which of these records of a batch are wanted, in order.
+    """Return which of these records (`rows`) of a batch match, in order.
 
     Raises:
-        BatchError: what is asked for cannot be read in this batch.
+        BatchError: a column that a condition needs cannot be read in this batch.
     """
     found: Sequence[int] = rows
     if where.tag is not None:
@@ -130,25 +132,27 @@ def _with_json(batch: Batch, wanted: JsonEquals, rows: Sequence[int]) -> Judged:
 
 
 def let_others_run() -> None:
-    """Let another thread of the process run now, which is waiting for the interpreter.
+    """Let another thread of the process run now, if one waits for the interpreter.
 
-    Else that has to wait for the interpreter's switch interval, 5 ms: too long for an event loop.
+    Otherwise the event loop would have to wait for the interpreter's switch interval, 5 ms, which is too
+    long.
     """
     time.sleep(0)
 
 
 def holds(data: memoryview, part: bytes) -> bool:
-    """Return whether `data` has `part`, looked for in pieces: another thread may run after each."""
+    """Return whether `data` contains `part`; other threads may run in between."""
     step = max(_PIECE_BYTES, 2 * len(part))
     overlap = max(len(part) - 1, 0)
     return any(part in bytes(data[at : at + step + overlap]) for at in range(0, max(len(data), 1), step))
 
 
 def _has(value: bytes, wanted: JsonEquals) -> bool:
-    """Return whether `value` is JSON that has what is wanted. Of a name given twice, the last counts."""
+    """Return whether `value` is JSON that meets the condition. If a name occurs twice, the last counts."""
     found = value
     try:
-        # Without a copy as text, bytes that are no UTF-8 are refused where they stand in what is decoded.
+        # Decoded from bytes, without a copy as text: invalid UTF-8 is refused only in the parts that are
+        # decoded.
         for step in wanted.path:
             start = found.lstrip(b" \t\r\n")[:1]
             if start == b"{":

@@ -114,7 +114,8 @@ class AppendBatcher:
             self._propose_together(appends)
 
     def _propose_together(self, appends: Sequence[_PendingAppend]) -> None:
-        """Propose one batch of these appends; each of them is answered, whatever goes wrong."""
+        """Propose these appends as one batch; if that fails, fail the future of each of them."""
+        waiting = [(append.future, len(append.records.values)) for append in appends]
         try:
             frame = join([append.records for append in appends])
         except ValueError as error:
@@ -129,7 +130,7 @@ class AppendBatcher:
             _fail_by_bug(appends, error, outcome="not_applied")
             return
         try:
-            index = self._propose(frame, [(append.future, len(append.records.values)) for append in appends])
+            index = self._propose(frame, waiting)
         except Problem as problem:
             for append in appends:
                 fail(append.future, problem)

@@ -131,7 +131,7 @@ class PartitionContext:
     def leads(self) -> bool:
         """Whether this replica leads and takes appends; False while its derived state lacks entries."""
         replica = self.replica
-        return replica.core.is_leader and replica.failure is None and not self.state.left_out
+        return replica.place is not None and replica.failure is None and not self.state.left_out
 
     @property
     def voters(self) -> int:

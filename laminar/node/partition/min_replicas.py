@@ -59,7 +59,7 @@ class Copies:
         """Index of the last entry that is committed and on `min_replicas` replicas. Leader only."""
         index, wanted = self._context.state.committed_index, self.wanted
         if wanted > 1:
-            voters = self._context.replica.core.configuration.voters
+            voters = self._context.replica.configuration.voters
             if wanted > majority(len(voters)):
                 return min(index, self._copied_index(voters))
         return index
@@ -75,9 +75,9 @@ class Copies:
     def window_up_to(self, index: int) -> Window:
         """Return the window that ends with entry `index`, the present `acknowledged_index`."""
         context = self._context
-        core = context.replica.core
-        term, voters = core.term, core.configuration.voters
-        return Window(term, index, context.log.offset_after(index), len(voters))
+        replica = context.replica
+        voters = len(replica.configuration.voters)
+        return Window(replica.term, index, context.log.offset_after(index), voters)
 
     def _copied_index(self, voters: Sequence[int]) -> int:
         """Return the index up to which at least `min_replicas` voters have the log on disk."""

@@ -1,1 +1,1 @@
-"""The trace of records: events of what happens to them and who did it, on their way to the topic `_trace`."""
+"""The trace of records: events of what happens to them, and who caused it, for the topic `_trace`."""

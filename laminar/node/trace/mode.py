@@ -1,4 +1,4 @@
-"""Which records of a topic are traced: the meaning of the setting `trace`."""
+"""The setting `trace`: it selects the records of a topic that are traced."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _SPREAD: Final = 0x9E3779B97F4A7C15  # 2**64 by the golden ratio: multiples of i
 
 
 class Mode(NamedTuple):
-    """The records that are traced: those below `limit` by the hash of their place.
+    """A value of the setting: the records are traced whose hash of their offset is below `limit`.
 
-    With `by_flag` only those whose `traceparent` says that they are sampled. `reads_flags`: that is looked
-    for, as it matters to the topic or to a channel of it.
+    With `by_flag` only records are traced whose header `traceparent` has the flag "sampled". `reads_flags`
+    says that the flag must be read, because the topic or a channel of it depends on it.
     """
 
     limit: int
@@ -29,41 +29,41 @@ class Mode(NamedTuple):
     reads_flags: bool = False
 
     def takes(self, salt: int, offset: int) -> bool:
-        """Return whether the record at an offset is traced; `salt` is of its partition."""
+        """Return whether the record at an offset is traced; `salt` is a number of its partition."""
         return ((offset + 1) * _SPREAD + salt) & _MASK < self.limit
 
     def rows(self, salt: int, first: int, count: int) -> Sequence[int]:
-        """Return which of `count` records from an offset on are traced, by their distance from it."""
+        """Return which of `count` records from offset `first` on are traced, as distances from `first`."""
         if self.takes_all:
             return range(count)
         limit, at = self.limit, (first + 1) * _SPREAD + salt
         return [row for row in range(count) if (at + row * _SPREAD) & _MASK < limit]
 
     def about(self, count: int) -> int:
-        """Return about how many of this number of records are traced."""
+        """Return the expected number of traced records among `count`."""
         return count * self.limit >> 64
 
     @property
     def takes_all(self) -> bool:
-        """Whether the place of a record does not matter."""
+        """Whether all records are selected, so that the hash need not be computed."""
         return self.limit > _MASK
 
 
 NONE: Final = Mode(0)
-"""No records, but those that a channel names."""
+"""The topic traces no records, but a channel of it does."""
 
 
 def is_traced(*settings: Mapping[str, object]) -> bool:
-    """Return whether any record may be traced, of a topic, or a channel of it, with these settings."""
+    """Return whether records may be traced with these settings (of a topic, and maybe of a channel)."""
     return any(each.get(SETTING, OFF) != OFF for each in settings)
 
 
 def mode_in(
     topic: str, settings: Mapping[str, object], channels: Iterable[Mapping[str, object]] = ()
 ) -> Mode | None:
-    """Return which records of a topic are traced by its settings, where its channels do not say otherwise.
+    """Return the mode of a topic by its settings, which applies where a channel has no setting of its own.
 
-    None: neither the topic nor a channel traces any, as always of the system's topics.
+    Returns None if neither the topic nor a channel traces records, and always for internal topics.
     """
     if topic.startswith(SYSTEM_PREFIX):
         return None
@@ -75,7 +75,7 @@ def mode_in(
 
 @lru_cache(maxsize=256)
 def mode_of(setting: object) -> Mode | None:
-    """Return what the setting says; None: nothing is traced, also if a newer program has set it."""
+    """Return the mode of a setting; None if it traces nothing, or only newer programs know its value."""
     if setting == ALL:
         return Mode(_MASK + 1)
     if setting == SAMPLED:

@@ -1,10 +1,10 @@
-"""The events of one partition: noted when its leader proposes an entry, and made when that is committed.
+"""The trace events of one partition: prepared when its leader proposes an entry, emitted at its commit.
 
-A partition has a trace only while its topic's setting says so; else the attribute is None, and that is all
-that is asked. Only the replica that proposed an entry makes its events, once: what is truncated makes none,
-and the events of a leader that ends before the commit are missing.
+A partition has a `PartitionTrace` only while its topic's setting enables it; otherwise the attribute is None,
+and the only cost is the check for that. Only the replica that proposed an entry emits its events, once: a
+truncated entry emits none, and the events of a leader that ends before the commit are missing.
 
-Nothing here may hold up an append. An error is counted and logged, and the append goes on.
+Nothing here may block or fail an append. An error is counted and logged, and the append goes on.
 """
 
 from __future__ import annotations
@@ -45,20 +45,23 @@ from laminar.node.trace.ring import Event, Known, Place, TraceRing, Who, place_o
 from laminar.wire.trace import TRACEPARENT, TraceParent, parse_traceparent
 
 Shares = Sequence[tuple[int, Who | None]]
-"""Numbers of records that follow each other, with who asked for them."""
+"""Numbers of consecutive records, each with the requester that appended them."""
 
 MOST_READ: Final = 10_000
-"""Of a batch with more records, events have neither keys nor trace ids: to read them takes milliseconds."""
+"""Events of larger batches have neither keys nor trace ids, because reading them takes milliseconds."""
 MOST_HELD: Final = 2 * MOST_READ
-"""Events of one partition, and records with keys, that wait for a commit; more events are dropped."""
+"""The most events and records with keys of one partition that wait for a commit; more events are dropped."""
 
 _READ: Final = (Column.KEY, Column.TRACE_ID, Column.HEADERS)
-"""What events have of a record is in these columns."""
+"""The columns of a batch from which events take their fields."""
 _KINDS: Final = frozenset((Kind.DATA, Kind.DELAYED, Kind.CHANNEL, Kind.PUBLISH))
 
 
 class _Columns(NamedTuple):
-    """What events have of a batch's records; None: no record has any. `sampled` None: it does not matter."""
+    """The fields of a batch's records that events contain; None if no record has any.
+
+    `sampled` is None if the flag is not needed.
+    """
 
     keys: list[bytes | None] | None = None
     trace_ids: list[bytes | None] | None = None
@@ -66,7 +69,7 @@ class _Columns(NamedTuple):
     parent_ids: list[bytes | None] | None = None
 
     def known(self, row: int) -> Known | None:
-        """Return what is to be remembered of one record; None: nothing."""
+        """Return the fields of one record to remember for its later events; None if there are none."""
         if self == _NOTHING:
             return None
         return Known(
@@ -82,10 +85,10 @@ _UNKNOWN: Final = Known(None, None, False)
 
 
 class _Batch(NamedTuple):
-    """Records that an entry adds, whose events are made when it is committed.
+    """Records that an entry adds, whose events are emitted when the entry is committed.
 
-    `first` is the offset of the first; None: they are delayed, and have none. `numbers` are those of delayed
-    records, `due` their times.
+    `first` is the offset of the first record; None for delayed records, which have no offsets yet. `numbers`
+    are the numbers of delayed records, `due` their times.
     """
 
     name: str
@@ -103,8 +106,8 @@ class _Batch(NamedTuple):
 class PartitionTrace:
     """The trace of one partition.
 
-    `requester` and `requesters` say who asks for the entry that is proposed next. `requesters` is by channel
-    and offset, and counts more; both are set for the time of one call.
+    `requester` is the requester of the entry that is proposed next; `requesters`, by channel and offset, are
+    those of single records, and override it. Both are set only for the duration of one call.
     """
 
     __slots__ = (
@@ -119,33 +122,33 @@ class PartitionTrace:
         self._place = place
         self._ring = ring
         self._salt = int.from_bytes(place.group[:8], "big")
-        # By the future of its receipt: who asked for an append that waits for its batch.
+        # By the future of its receipt: the requester of an append that waits for its batch.
         self._waiting: WeakKeyDictionary[asyncio.Future[Any], Who | None] = WeakKeyDictionary()
-        # Who asks for the entry that is being proposed; None: none is.
+        # The requesters of the entry that is being proposed; None if none is.
         self._shares: Shares | None = None
-        # By entry, in order: the events that its commit makes.
+        # By entry, in order: the events that its commit emits.
         self._pending: deque[tuple[int, _Batch | list[Event]]] = deque()
         self._held = 0
 
     # -- called by the parts of a partition ------------------------------------------------
 
     def waits(self, future: asyncio.Future[Any]) -> None:
-        """Remember who asks for an append that is proposed later in this turn."""
+        """Remember the requester of an append that is proposed later in this turn."""
         self._waiting[future] = self.requester
 
     def begin(self, appends: Iterable[tuple[asyncio.Future[Any], int]]) -> None:
-        """Begin to note what is proposed: an entry of these appends, with the number of records of each."""
+        """Begin the proposal of an entry with these appends, each with its number of records."""
         waiting = self._waiting
         self._shares = [
             (count, waiting.pop(future) if future in waiting else self.requester) for future, count in appends
         ]
 
     def end(self) -> None:
-        """End what `begin` began: what is appended from now on was proposed elsewhere."""
+        """End the proposal: entries that are appended from now on were not proposed here."""
         self._shares = None
 
     def appended(self, header: Header, frame: Buffer, state: PartitionState) -> None:
-        """Note an entry, as its proposal appends it; `state` is what was before it."""
+        """Prepare the events of an entry that is appended; `state` is the partition's state before it."""
         if self._shares is None or header.kind not in _KINDS:
             return
         try:
@@ -158,12 +161,12 @@ class PartitionTrace:
             self._held += _size(found)
 
     def truncated(self, index: int) -> None:
-        """Forget the entries from `index` on: they were truncated."""
+        """Drop the prepared events of entries from `index` on, which were truncated."""
         while self._pending and self._pending[-1][0] >= index:
             self._held -= _size(self._pending.pop()[1])
 
     def committed(self, index: int) -> None:
-        """Make the events of the entries up to `index`, which are committed."""
+        """Emit the events of the entries up to `index`, which are committed."""
         pending = self._pending
         while pending and pending[0][0] <= index:
             found = pending.popleft()[1]
@@ -171,7 +174,8 @@ class PartitionTrace:
             if isinstance(found, _Batch):
                 try:
                     self._make(found)
-                except Exception as error:  # noqa: BLE001  # the entry is committed; only its events are missing
+                # the entry is committed; only its events are missing
+                except Exception as error:  # noqa: BLE001
                     self._ring.failed(error, found.length)
             else:
                 for event in found:
@@ -188,13 +192,13 @@ class PartitionTrace:
         at_ms: int,
         due_ms: int,
     ) -> None:
-        """Make the event of a consumer that has more time, until `due_ms`. It is no entry of the log."""
+        """Emit the event that a delivery was extended until `due_ms`; there is no log entry for that."""
         if self._certain(offset, self._mode_of(channel)):
             event = Event("extended", at_ms, self._place, offset, entry, who, channel.name, delivery)
             self._ring.put(event._replace(due_ms=due_ms))
 
     def read(self, offsets: Iterable[int], frames: Iterable[Buffer]) -> None:
-        """Note the keys and trace ids of batches that are given out, unless all of `offsets` are known."""
+        """Remember the keys and trace ids of batches that are given out, unless all `offsets` are known."""
         group, ring = self._place.group, self._ring
         if all(ring.known(group, offset) is not None for offset in offsets):
             return
@@ -211,10 +215,10 @@ class PartitionTrace:
 
     @property
     def _room(self) -> int:
-        """How many more events may wait."""
+        """The number of further events that may wait."""
         return min(self._ring.room, MOST_HELD - self._held)
 
-    # -- what an entry says ----------------------------------------------------------------
+    # -- the events of an entry ------------------------------------------------------------
 
     def _of_entry(self, header: Header, frame: Buffer, state: PartitionState) -> _Batch | list[Event] | None:
         kind = header.kind
@@ -291,7 +295,7 @@ class PartitionTrace:
         ]
 
     def _of_change(self, header: Header, change: Change, state: PartitionState) -> Iterator[Event]:
-        """Yield the events of one change of the table of channels, as it was before the entry."""
+        """Yield the events of one change of the channels' table; `state` has the table before the entry."""
         if isinstance(change, PinsEnded):
             if change.done:
                 pinned = state.channels.pinned((change.sink, change.number, change.epoch))
@@ -396,12 +400,12 @@ class PartitionTrace:
     # -- which records are traced ----------------------------------------------------------
 
     def _mode_of(self, channel: Channel) -> Mode | None:
-        """Return which records have events of a channel: as its settings say, else those of the topic."""
+        """Return the mode of a channel: that of its own setting, or else that of the topic."""
         setting = channel.settings.trace
         return self.mode if setting is None else mode_of(setting)
 
     def _certain(self, place: int, mode: Mode | None) -> bool | None:
-        """Return whether a record is traced; None: that is not known here, as what it says is forgotten."""
+        """Return whether a record is traced; None if that is unknown, as its "sampled" flag is forgotten."""
         if mode is None:
             return False
         if mode.by_flag:
@@ -410,7 +414,7 @@ class PartitionTrace:
         return mode.takes(self._salt, place)
 
     def _make(self, batch: _Batch) -> None:
-        """Make the events of records that were added, as many as there is room for."""
+        """Emit the events of records that were added, as many as there is room for."""
         columns, numbers, ring = batch.columns, batch.numbers, self._ring
         length = min(batch.length, MOST_HELD)
         if batch.length > length and not self.mode.by_flag:
@@ -437,7 +441,7 @@ class PartitionTrace:
             )
 
     def _rows(self, batch: _Batch, length: int) -> Sequence[int]:
-        """Return which of the first rows are of records that are traced, in order."""
+        """Return the rows of a batch, among the first `length`, whose records are traced, in order."""
         if self.mode.by_flag:
             return [row for row, is_sampled in enumerate(batch.columns.sampled or ()) if is_sampled]
         if batch.first is not None:
@@ -450,7 +454,7 @@ class PartitionTrace:
             self._ring.know(self._place.group, place, known)
 
     def _columns(self, frame: Buffer) -> _Columns:
-        """Return what events have of a batch's records. It is read only while there is room for events."""
+        """Read the fields that events need from a batch; read nothing while there is no room for events."""
         if not self._room or not any(has_column(frame, each) for each in _READ):
             return _NOTHING
         batch = Batch(frame, verified=True)
@@ -467,14 +471,14 @@ class PartitionTrace:
 
 
 def _size(pending: _Batch | list[Event]) -> int:
-    """Return for how many events what waits for a commit counts."""
+    """Return the number of events for which pending events or records count in the limit."""
     if isinstance(pending, list):
         return len(pending)
     return 1 if pending.columns == _NOTHING else pending.length
 
 
 def _named_by(change: Change) -> int:
-    """Return about how many records a change of the table of channels names."""
+    """Return the approximate number of records that a change of the channels' table names."""
     if isinstance(change, GivenOut):
         return sum(change.fresh[1::2]) + len(change.again)
     if isinstance(change, Acknowledged):
@@ -490,7 +494,7 @@ def _parent(headers: Mapping[str, bytes]) -> TraceParent | None:
 
 
 def _in_traces(found: _Columns, parents: Sequence[TraceParent | None]) -> _Columns:
-    """Return columns with what each `traceparent` says; nothing if the record is of another trace."""
+    """Return columns with the fields of each `traceparent`; none for a record with another trace id."""
     traces, spans = list[bytes | None](), list[bytes | None]()
     for row, parent in enumerate(parents):
         trace_id = None if found.trace_ids is None else found.trace_ids[row]
@@ -502,7 +506,7 @@ def _in_traces(found: _Columns, parents: Sequence[TraceParent | None]) -> _Colum
 
 
 def _each(shares: Shares, count: int) -> list[Who | None]:
-    """Return who asked for each of the first `count` records; what no share names no one asked for."""
+    """Return the requester of each of the first `count` records; None for records beyond all shares."""
     found: list[Who | None] = []
     for length, who in shares:
         if len(found) >= count:
@@ -512,7 +516,10 @@ def _each(shares: Shares, count: int) -> list[Who | None]:
 
 
 class asked_by:  # reads like a statement: with asked_by(trace, who)
-    """Says who asks for the entries that are proposed within; `trace` None: nothing is noted."""
+    """A context manager that sets the requester of the entries that are proposed within it.
+
+    With `trace` None it does nothing.
+    """
 
     __slots__ = ("_trace", "_who")
 

@@ -1,6 +1,6 @@
-"""The events of one shard that wait to be written, and what is remembered of the records they are about.
+"""The trace events of one shard that wait to be written, and the remembered fields of their records.
 
-Nothing waits for the trace: what finds no room is dropped, and counted.
+Nothing waits for the trace: events that find no room are dropped, and counted.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ import msgspec
 _log = logging.getLogger("laminar.trace")
 
 MOST_WAITING: Final = 4_096
-"""Events that wait in memory. They are written each half second, so at most 8,192 a second are."""
+"""The most events that wait in memory. They are written each half second, so at most 8,192 a second."""
 MOST_KNOWN: Final = 32_768
-"""Records whose trace id and key are remembered for their later events; the oldest are forgotten."""
+"""The most records whose trace id and key are remembered for later events; the oldest are forgotten."""
 LONGEST_KEY: Final = 256
-"""Most bytes of a record's key that events have; a longer one is left out."""
+"""The most bytes of a record's key in an event; a longer key is left out."""
 
 
 class Who(msgspec.Struct, frozen=True, array_like=True):
-    """Who asked for something: the principal, its address without the port, and the node that was asked."""
+    """A requester: the principal, the client's address without the port, and the node that it asked."""
 
     principal: str = ""
     address: str = ""
@@ -40,7 +40,7 @@ class Place(NamedTuple):
 
 
 class Known(NamedTuple):
-    """What is remembered of a record: trace id, key; of its `traceparent` if it is sampled, and the span."""
+    """The remembered fields of a record: trace id, key, and the flag and span id of its `traceparent`."""
 
     trace_id: bytes | None
     key: bytes | None
@@ -49,9 +49,9 @@ class Known(NamedTuple):
 
 
 class Event(NamedTuple):
-    """What happened to a record. `offset` is None before a delayed record is published; `number` is its own.
+    """An event of a record. A delayed record has no `offset` before it is published, but a `number`.
 
-    `if_sampled`: it counts only if the record turns out to be sampled.
+    With `if_sampled` the event is written only if the record turns out to have the flag "sampled".
     """
 
     name: str
@@ -71,7 +71,7 @@ class Event(NamedTuple):
 
 
 class TraceRing:
-    """The events that wait, of all partitions of a shard."""
+    """The waiting events of all partitions of a shard."""
 
     def __init__(self, *, most: int = MOST_WAITING) -> None:
         """Begin empty, with room for `most` events."""
@@ -89,11 +89,11 @@ class TraceRing:
 
     @property
     def room(self) -> int:
-        """How many events find room now."""
+        """The number of events for which there is room now."""
         return self._most - len(self._events)
 
     def put(self, event: Event) -> None:
-        """Keep an event until it is written; drop it if there is no room."""
+        """Store an event until it is written; drop it if there is no room."""
         if len(self._events) >= self._most:
             self.miss(1)
             return
@@ -102,43 +102,43 @@ class TraceRing:
             self.made += 1
 
     def miss(self, count: int) -> None:
-        """Count events that are not made, as there is no room for them."""
+        """Count events that are not created because there is no room for them."""
         self.made += count
         self.dropped += count
 
     def take(self) -> list[tuple[Event, Known | None]]:
-        """Return all that waits, oldest first, with what is known of the records; nothing waits then."""
+        """Remove and return all waiting events, oldest first, with the remembered fields of their records."""
         events, self._events = self._events, deque()
         found = []
         for event in events:
             known = self._known.get((event.place.group, place_of(event.offset, event.number)))
             if event.if_sampled:
                 if known is None or not known.is_sampled:
-                    continue  # it is none of those that are asked for
+                    continue  # the record is not sampled, so the event is not wanted
                 self.made += 1
             found.append((event, known))
         return found
 
     def know(self, group: bytes, place: int, known: Known) -> None:
-        """Remember a record for its later events."""
+        """Remember the fields of a record for its later events."""
         self._known[group, place] = known
         if len(self._known) > MOST_KNOWN:
             for oldest in list(islice(self._known, MOST_KNOWN // 8)):
                 del self._known[oldest]
 
     def known(self, group: bytes, place: int) -> Known | None:
-        """Return what is remembered of a record."""
+        """Return the remembered fields of a record; None if there are none."""
         return self._known.get((group, place))
 
     def failed(self, error: Exception, lost: int = 0) -> None:
-        """Note that events could not be made because of a bug: they are missing, and nothing else is."""
+        """Count events that could not be created because of a bug. Only these events are missing."""
         self.miss(max(lost, 1))
         if not self._has_failed:
             self._has_failed = True
-            _log.error("events of the trace could not be made; this is said once", exc_info=error)
+            _log.error("events of the trace could not be created; this is logged only once", exc_info=error)
 
     def statistics(self) -> dict[str, int]:
-        """Return counters, and how many events wait."""
+        """Return the counters, and the number of waiting events."""
         return {
             "events": self.made,
             "written": self.written,
@@ -148,10 +148,10 @@ class TraceRing:
 
 
 def place_of(offset: int | None, number: int | None) -> int:
-    """Return the integer by which a record is known: its offset, or below 0 a delayed record's number."""
+    """Return the integer by which a record is remembered: its offset, or the complement of its number."""
     return offset if offset is not None else ~(number or 0)
 
 
 def shortened(keys: Iterable[bytes | None]) -> list[bytes | None]:
-    """Return keys as events have them: those that are too long are left out."""
+    """Return the keys for events: None in place of a key that is too long."""
     return [None if key is None or len(key) > LONGEST_KEY else bytes(key) for key in keys]

@@ -1,4 +1,4 @@
-"""Commits over several partitions, and records larger than a batch.
+"""Transactions over several partitions, and uploads of records larger than a batch.
 
-Begin with `coordinator`; `participant` is what each partition's leader does.
+Begin with `coordinator`, which decides; `participant` carries out the steps in each partition.
 """

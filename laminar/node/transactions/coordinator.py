@@ -1,6 +1,6 @@
-"""The coordinator of transactions over partitions: which driver may commit what, and when it ends.
+"""The coordinator of transactions over partitions: it decides which batches of a sink are committed.
 
-Why each step is as it is: docs/consensus.md#transactions.
+docs/consensus.md#transactions explains why each step is needed.
 
 A sink's name selects one partition of the topic `_transactions`; the leader of that partition coordinates
 the sink. A commit has five steps: the epoch is checked; every target partition prepares its stages; one entry
@@ -9,7 +9,7 @@ decision is checked against the table of sinks as of the log's end, in the same 
 is proposed, so it is refused if an earlier entry of the log raised the epoch. A later leader finds decisions
 that are not published everywhere in its table, and continues with them.
 
-The caller passes in how the targets are called (`Targets`). Every step may be requested again.
+The caller passes an object that calls the targets (`Targets`). Every step may be repeated.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ RETRY_S = 0.05
 SLOWEST_RETRY_S = 2.0
 # Pause before a decision whose stages a partition has lost is tried again (`finish_all`).
 LOST_RETRY_S = 30.0
-# A request waits this long for its decision to be published everywhere; then it is answered
-# `outcome_unknown`. The same request again waits once more.
+# How long a request waits for its decision to be published everywhere; then it is answered
+# `outcome_unknown`. The same request, repeated, waits as long again.
 PUBLISH_WAIT_S = 20.0
 
 
 def id_of(name: str) -> bytes:
-    """Return the id (16 bytes) of the sink with this name, as the headers of its batches carry it."""
+    """Return the id (16 bytes) of the sink with this name, which is in the headers of its batches."""
     return hashlib.sha256(b"sink\0" + name.encode()).digest()[:16]
 
 
@@ -65,9 +65,9 @@ def id_of_name(name: str) -> bytes:
 class Part(msgspec.Struct, frozen=True, kw_only=True):
     """The part of a commit in one partition.
 
-    `stages` are the numbers of the stages to prepare. If it is empty, they were prepared before, and
-    `prepared` is their count; if that is 0, too, there are none. `acks` are the jobs of channels that it
-    acknowledges.
+    `stages` are the numbers of the stages to prepare. If it is empty, the stages were prepared before, and
+    `prepared` is their number; if that is 0, too, the part has no records. `acks` are the jobs of channels
+    that the part acknowledges.
     """
 
     topic: str
@@ -85,7 +85,8 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 class Prepared(msgspec.Struct, frozen=True, array_like=True):
     """The promise of a partition: its group's id, and the index of the `prepare` entry in its log.
 
-    `pin_index` is that of the entry that pinned what is to be acknowledged.
+    `pin_index` is the index of the entry that pinned (reserved) the jobs to be acknowledged; 0 if there are
+    none.
     """
 
     group: bytes
@@ -97,17 +98,17 @@ class Targets(Protocol):
     """The participants of a transaction: the leaders of other partitions, on any node."""
 
     async def prepare(self, sink: bytes, number: int, epoch: int, part: Part) -> Prepared:
-        """Have the leader of a partition prepare its part of a batch. Raises `Problem`."""
+        """Ask the leader of a partition to prepare its part of a batch. Raises `Problem`."""
 
     async def publish(self, sink: bytes, number: int, epoch: int, target: Target) -> None:
-        """Have the leader of a target publish the batch. Raises `Problem`.
+        """Ask the leader of a target to publish the batch. Raises `Problem`.
 
-        Return as after a success if the target's group was deleted: nothing is left to do there.
+        If the target's group was deleted, it returns as after a success: nothing is left to do there.
         """
 
 
 class Coordinator:
-    """The coordinator on one partition of `_transactions`, while this process leads it."""
+    """The coordinator of the sinks on one partition of `_transactions`, while this process leads that."""
 
     def __init__(
         self,
@@ -120,8 +121,8 @@ class Coordinator:
         self._targets = targets
         self._spawn = spawn
         self._loop = asyncio.get_running_loop()
-        # By sink: a decision whose stages some partition has lost, that partition's answer, and when it came
-        # (the loop's time).
+        # By sink: a decision whose stages a partition has lost, that partition's answer, and the loop's time
+        # of the answer.
         self._lost: dict[bytes, tuple[Decision, Problem, float]] = {}
         # Sinks whose decision is being published here; each future is resolved when the attempt has ended.
         self._finishing: dict[bytes, asyncio.Future[None]] = {}
@@ -132,8 +133,10 @@ class Coordinator:
         return sinks.get(sink_id) or sinks.unknown
 
     def _change(self, sink_id: bytes, sink: Sink, *, ends: bool = False) -> asyncio.Future[Receipt]:
-        # `ends`: the change finishes or deletes something, so it is taken even while the disk is full. What a
-        # driver that is gone has pinned or prepared keeps the log, so it may be what the disk is full of.
+        # `ends`: the change finishes or deletes something, so it is accepted even while the disk is full:
+        # pins
+        # and prepared stages of a driver that is gone prevent trimming, and may be why the disk is
+        # full.
         payload = msgspec.msgpack.encode(SinkChange(sink_id, sink))
         return self.partition.appends.append_control(build_control(Kind.SINK, payload), even_if_full=ends)
 
@@ -149,16 +152,16 @@ class Coordinator:
     ) -> Sink:
         """Raise the sink's epoch and return the sink; its former driver is refused from now on.
 
-        `request` is an id that the client chose for this call ("": none). If it is the one that raised the
-        epoch last, nothing is raised again: a repeated request does not fence the driver that it began.
-        With `epoch` (0: any) the epoch is raised to exactly that value, or not at all. `once` asks for a
-        single-use sink, which may be forgotten after its batch; a sink that is kept stays one.
+        `request` is an id that the client chose for this call ("": none). If this request raised the epoch
+        last, the epoch is not raised again: a repeated request does not fence the driver that it began. With
+        `epoch` (0: any) the epoch is raised to exactly that value, or not at all. `once` asks for a single-
+        use sink, which may be forgotten after its batch; an existing usual sink stays a usual one.
 
         Raises:
             Problem: 409 `fenced` when another driver began this epoch or a later one; 422 `invalid` when
-                `epoch` is not the next; 404 `no_such_sink` when the sink to which `epoch` belongs was
-                deleted or forgotten; 409 `in_progress` while the sink is being deleted; 429 `quota` when no
-                more sinks can be kept.
+                `epoch` is not the next; 404 `no_such_sink` when the sink to which `epoch` belongs was deleted
+                or forgotten; 409 `in_progress` while the sink is being deleted; 429 `quota` when there are as
+                many sinks as permitted.
         """
         sink = self._sink(sink_id)
         if epoch > sink.last_epoch + 1:
@@ -169,7 +172,7 @@ class Coordinator:
         if sink.deletion is Deletion.BEGUN:
             raise Problem(
                 "in_progress",
-                f"sink {name!r} is being deleted, and some partitions still know of it",
+                f"sink {name!r} is being deleted, and some partitions have not removed it yet",
                 field="sink",
                 value=name,
                 hint="DELETE it again, until that is answered 204.",
@@ -183,7 +186,7 @@ class Coordinator:
                 f"sink {name!r} was deleted",
                 field="sink",
                 value=name,
-                hint="Without an epoch it begins again, and knows of no batch.",
+                hint="Without an epoch a new sink of this name begins, which has committed no batch.",
                 outcome="not_applied",
             )
         if epoch and epoch != sink.last_epoch + 1 and not (request and sink.begun_by == request):
@@ -200,11 +203,11 @@ class Coordinator:
         elif unknown and self.partition.state.sinks.kept >= MAX_KEPT:
             raise Problem(
                 "quota",
-                "this coordinator keeps as many sinks as it may",
+                "this coordinator has the maximum number of sinks",
                 field="sink",
                 value=name,
                 limit=MAX_KEPT,
-                hint="once=true begins one that is forgotten after its batch.",
+                hint="once=true begins a single-use sink, which is forgotten after its batch.",
                 outcome="not_applied",
             )
         elif sink.deletion:
@@ -220,9 +223,9 @@ class Coordinator:
     async def delete(self, sink_id: bytes, request: str) -> Sink:
         """Begin to delete a sink, and return it: its driver is refused from now on.
 
-        A batch that is decided is published everywhere first. Afterwards the caller has every partition
-        forget the sink, then calls `deleted`. The same `request` (an id that the client chose) again, or a
-        call while the deletion is under way, returns the sink as it is.
+        A batch that is decided is published everywhere first. Afterwards the caller asks every partition to
+        forget the sink, and then calls `deleted`. A repetition of `request` (an id that the client chose), or
+        a call while the deletion is under way, returns the sink as it is.
 
         Raises:
             Problem: 404 `no_such_sink`, or 409 `in_progress` when a batch cannot be published now.
@@ -230,7 +233,8 @@ class Coordinator:
         sink = self._sink(sink_id)
         again = (sink.deletion and sink.begun_by == request) or (request and sink.deleted_by == request)
         if sink.deletion is Deletion.BEGUN or again:
-            # The caller may have partitions forget the sink only when the epoch that refuses its drivers is
+            # The caller may ask partitions to forget the sink only after the epoch that refuses its drivers
+            # is
             # committed.
             partition = self.partition
             await partition.appends.when_committed(partition.log.last_index, Receipt(partition.number, 0, 0))
@@ -260,9 +264,9 @@ class Coordinator:
         return gone
 
     async def deleted(self, sink_id: bytes, epoch: int) -> Sink:
-        """Record that every partition has forgotten the sink up to this epoch: its name is free.
+        """Record that every partition has forgotten the sink up to this epoch, so that its name is free.
 
-        Return the sink; unchanged if it is not being deleted under this epoch.
+        Returns the sink; unchanged if it is not being deleted under this epoch.
         """
         # A deposed leader that has not noticed may not know of the deletion, or may hold an end of it that
         # will be truncated.
@@ -276,8 +280,8 @@ class Coordinator:
     async def over(self, sinks: Sequence[bytes]) -> list[bytes]:
         """Return those of `sinks` without an open decision, confirmed by a majority after this call.
 
-        All that was decided for them is published in every partition, so no coordinator requests a publish
-        of it again.
+        All batches that were decided for them are published in every partition, so no coordinator will ask
+        for that again.
         """
         await self.partition.reader.confirmed_end()
         await self._recorded(sinks)
@@ -303,25 +307,27 @@ class Coordinator:
         return Sink("", epoch=first - 1, first=first, once=True)
 
     async def end(self, sink_id: bytes, epoch: int) -> Sink:
-        """Rule out that a batch of a single-use sink is still decided under `epoch`; return the sink.
+        """Make it impossible that a single-use sink's batch is still decided under `epoch`; return the sink.
 
         It is for a sink whose driver has been silent for too long: its epoch is raised. A sink that has
-        another epoch, or has decided its batch, or is kept, is returned as it is committed.
+        another epoch, or has decided its batch, or is no single-use sink, is returned in its committed state.
         """
         sink = self._sink(sink_id)
         if sink.epoch == 0:
-            # Forgotten, or never begun. Raising an epoch for it keeps that true until the answer arrives.
+            # Forgotten, or never begun. Raising an epoch ensures that this is still so when the answer
+            # arrives.
             sink = self._new_once()
         elif not sink.once or sink.epoch != epoch or sink.number >= 0:
             return await self.status(sink_id)
         return await self._raise(sink_id, sink, "", ends=True)
 
     async def fence(self, sink_id: bytes, epoch: int, number: int) -> Sink:
-        """Rule out that batch `number` of a sink is still decided under `epoch`; return the sink.
+        """Make it impossible that batch `number` of a sink is still decided under `epoch`; return the sink.
 
-        It is for a driver that pinned jobs and was silent for too long: the sink gets an epoch above its own.
-        That may not have begun: a leader that was deposed had it in its log, and it was never committed. A
-        sink that has a newer epoch, or has decided the batch, is returned as it is committed.
+        It is for a driver that pinned jobs and was silent for too long: the sink gets an epoch above the
+        driver's. The driver's epoch may be unknown here: it was only in the log of a deposed leader, and
+        never committed. A sink that has a newer epoch, or has decided the batch, is returned in its committed
+        state.
         """
         sink = self._sink(sink_id)
         if sink.epoch == 0:
@@ -357,7 +363,7 @@ class Coordinator:
         return begun
 
     async def status(self, sink_id: bytes) -> Sink:
-        """Return the sink as it is committed, confirmed by a majority after this call.
+        """Return the committed state of the sink, confirmed by a majority after this call.
 
         A batch whose commit was answered is not shown as under way.
         """
@@ -367,9 +373,10 @@ class Coordinator:
         return sinks.committed_at(sink_id) or sinks.unknown
 
     async def _recorded(self, sinks: Sequence[bytes]) -> None:
-        """Wait until it is committed that what was published of these sinks is.
+        """Wait until the entries that record the publication of these sinks' batches are committed.
 
-        The commit of a batch is answered before that, and it is not to be shown as under way then.
+        The commit of a batch is answered before that. Without the wait, the batch could then still be shown
+        as under way.
         """
         table = self.partition.state.sinks
         for sink_id in sinks:
@@ -383,17 +390,17 @@ class Coordinator:
     ) -> bool:
         """Commit a batch atomically; return True when all its partitions have published it.
 
-        Return False if this number, or a higher one, was committed before; it is published by then, too.
+        Returns False if this number, or a higher one, was committed before; it is published then, too.
         `fingerprint` is the driver's digest of the batch ("": none).
 
         Raises:
             Problem: 409 `fenced` for an older epoch; 409 `no_stage` where a partition no longer holds a
                 stage; 409 `late` where a job is not out under its delivery any more; 422 `invalid` for an
                 epoch that never began; 404 `no_such_sink` for an epoch of a sink that was forgotten; 504
-                `outcome_unknown` when it is not known whether the batch is decided and published
-                everywhere; `stages_lost` when this or the previous batch was decided and can't be published
-                any more; 409 `other_batch` when this number is decided with another fingerprint, so that
-                what is committed is not this batch.
+                `outcome_unknown` when it is not known whether the batch is decided and published everywhere;
+                `stages_lost` when this or the previous batch was decided and can't be published any more; 409
+                `other_batch` when this number is decided with another fingerprint, that is, for another
+                batch.
         """
         if epoch > self._sink(sink_id).epoch:
             # A deposed leader that has not noticed does not know of a newer epoch. Only a confirmed leader
@@ -405,8 +412,8 @@ class Coordinator:
         answers = await asyncio.gather(
             *(self._targets.prepare(sink_id, number, epoch, part) for part in parts), return_exceptions=True
         )
-        # Entries that were appended meanwhile are in the table now, and the loop does not turn from here to
-        # the proposal. One of them may have decided this very batch; then that is why a prepare failed.
+        # Entries that were appended meanwhile are in the table now, and there is no await from here to the
+        # proposal. One of them may have decided this very batch; then that is why a prepare failed.
         if self._decided(sink_id, number, epoch, fingerprint):
             await self._finished(sink_id, number)
             return False
@@ -425,7 +432,7 @@ class Coordinator:
                 await self._finished(sink_id, sink.undone.number)
             except Problem as problem:
                 if problem.code == "stages_lost":
-                    problem.outcome = "not_applied"  # of this batch nothing is decided
+                    problem.outcome = "not_applied"  # this batch is not decided
                 raise
             return await self.commit(sink_id, number, epoch, parts, fingerprint)
         targets = tuple(
@@ -451,7 +458,7 @@ class Coordinator:
         """Return whether this number, or a higher one, is decided as of the log's end.
 
         Raises:
-            Problem: when nothing may be decided under this epoch, or the number is decided with another
+            Problem: no batch may be decided under this epoch, or the number is decided with another
                 fingerprint.
         """
         sink = self._sink(sink_id)
@@ -501,7 +508,7 @@ class Coordinator:
         raise Problem("outcome_unknown", f"batch {number} of this sink is decided, and {why}")
 
     async def _committed(self) -> None:
-        """Wait until the present end of the log is committed, or its commit has failed."""
+        """Wait until the log is committed up to its present end, or that has failed."""
         partition = self.partition
         index = partition.log.last_index
         try:
@@ -512,7 +519,7 @@ class Coordinator:
     async def _is_undone(self, sink_id: bytes, decision: Decision) -> bool:
         """Return whether a decision is not published everywhere yet; False if this replica does not lead.
 
-        A majority confirms it after this call. A deposed leader could otherwise take stages for lost that
+        A majority confirms that after this call. Otherwise a deposed leader could report stages as lost that
         were published long ago, and that the partition has forgotten since.
         """
         try:
@@ -523,7 +530,7 @@ class Coordinator:
         return known is not None and known.undone == decision
 
     def finish_all(self) -> None:
-        """Start to publish every open decision, also those of earlier leaders; for a periodic call."""
+        """Start to publish every open decision, also those of earlier leaders. Call it periodically."""
         if self.partition.leads:
             for sink_id in self.partition.state.sinks.undone():
                 # A decision with lost stages ends only when the topic that lost them is deleted. So it is
@@ -540,8 +547,8 @@ class Coordinator:
     async def _publish(self, sink_id: bytes) -> None:
         """Publish the sink's open decision in every partition, then record that in the log.
 
-        It repeats what fails, and ends when that is done, when stages are lost, or when this replica no
-        longer leads.
+        It repeats failed requests, and ends when all is published, when stages are lost, or when this replica
+        no longer leads.
         """
         pause_s = RETRY_S
         try:
@@ -596,13 +603,13 @@ class Coordinator:
 
 
 def _note_lost(noted: asyncio.Future[Receipt]) -> None:
-    """Log that the end of a decision was not recorded: `finish_all` does that again, here or elsewhere."""
+    """Log that the end of a decision was not recorded; `finish_all` of a leader records it later."""
     if not noted.cancelled() and noted.exception() is not None:
         _log.info("the end of a decision is not recorded yet: %s", noted.exception())
 
 
 def refuse_epoch(sink: Sink, epoch: int) -> None:
-    """Raise `Problem` when nothing can be decided under `epoch`: it is not current, or the sink deleted."""
+    """Raise `Problem` if no batch can be decided under `epoch`: it is not current, or the sink is deleted."""
     if epoch >= FIRST_ONCE_EPOCH and (epoch < sink.first or sink.epoch < FIRST_ONCE_EPOCH):
         raise Problem(
             "no_such_sink",

@@ -1,8 +1,8 @@
 """The participant of transactions in one partition: stages batches, prepares, publishes and drops them.
 
-Every step may be requested again, and is answered as the first time. The participant decides for one
-partition, by that partition's table of staged batches alone (`laminar.node.partition.state.staged_batches`).
-It never drops a prepared batch unless it is asked to.
+Every step may be repeated, and is answered as the first time. The participant decides only by its partition's
+table of staged batches (`laminar.node.partition.state.staged_batches`). It never drops a prepared batch
+unless it is asked to.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from laminar.node.partition.state.staged_batches import (
     Stage,
 )
 
-# Most publishes that one `prepare` entry forgets.
+# The most publications that one `prepare` entry can remove.
 FORGOTTEN_IN_ONE = 1_000
 
 
@@ -67,10 +67,10 @@ class Participant:
         staged under this number already, nothing is appended.
 
         Raises:
-            Problem: 422 `invalid` when other records are staged under this number, there are too many
-                stages, or the partition's flush policy is `interval`; 409 `in_progress` when the batch is
-                prepared; 409 `already_committed` when it or a later one is published; 503 `changing` while no
-                batch is to begin here.
+            Problem: 422 `invalid` when other records are staged under this number, there are too many stages,
+                or the partition's flush policy is `interval`; 409 `in_progress` when the batch is prepared;
+                409 `already_committed` when it or a later one is published; 503 `changing` while no batch may
+                begin here.
         """
         partition = self._partition
         partition.check_leads()
@@ -117,13 +117,13 @@ class Participant:
         return partition.appends.append_control(frame)
 
     def prepare(self, batch: Batch, stages: Sequence[int]) -> asyncio.Future[Receipt]:
-        """Promise to keep these stages of a batch, and drop its others.
+        """Promise to retain these stages of a batch until its decision is known, and drop its other stages.
 
         Raises:
             Problem: 409 `no_stage` when one of them is not here: dropped for its age, or never staged; 409
                 `in_progress` when other stages of the batch are prepared under this epoch; 409
                 `already_committed` when the batch or a later one is published; 429 `quota` when too many
-                publishes of single-use sinks are remembered here.
+                publications of single-use sinks are remembered here.
         """
         partition = self._partition
         partition.check_leads()
@@ -138,7 +138,7 @@ class Participant:
         if missing or not stages:
             raise Problem(
                 "no_stage",
-                f"{partition.topic}/{partition.number} does not hold what is to be committed",
+                f"{partition.topic}/{partition.number} does not have all stages that are to be committed",
                 field="stages",
                 value=missing[0] if missing else None,
                 limit=len(have),
@@ -180,7 +180,7 @@ class Participant:
         if have != count:
             raise Problem(
                 "no_stage",
-                f"{partition.topic}/{partition.number} has not prepared what is to be committed",
+                f"{partition.topic}/{partition.number} has prepared {have} stages of this batch, not {count}",
                 field="prepared",
                 value=count,
                 limit=have,
@@ -191,12 +191,12 @@ class Participant:
         )
 
     def prepare_index_of(self, batch: Batch) -> int:
-        """Return the index of a batch's prepare; 0 if it is not prepared, or the index is unknown."""
+        """Return the index of a batch's `prepare` entry; 0 if it is not prepared, or the index is unknown."""
         known = self._partition.state.stages.batch(batch.key)
         return known.prepare_index if known is not None and known.prepared else 0
 
     def knows(self, batch: Batch, prepare_index: int = 0) -> bool:
-        """Return whether `publish` with the same arguments would succeed, at first or as a repetition."""
+        """Return whether `publish` with the same arguments would succeed, for the first time or repeated."""
         stages = self._partition.state.stages
         done, known = stages.published(batch.sink), stages.batch(batch.key)
         if done is not None and done.number >= batch.number:
@@ -210,12 +210,13 @@ class Participant:
     def publish(self, batch: Batch, prepare_index: int = 0) -> asyncio.Future[Receipt]:
         """Give the records of a prepared batch their offsets; for a repetition return the first receipt.
 
-        `prepare_index` is that of the prepare that the decision names; 0 if it names none, as decisions of
-        older versions. A batch that another entry has prepared is not published: late requests have staged
-        and prepared it again, after it was published and that was forgotten.
+        `prepare_index` is the index of the `prepare` entry that the decision names; 0 if it names none, as
+        decisions of older versions. A batch that was prepared by another entry is not published: it was
+        published long ago, and late requests have staged and prepared it again after the partition forgot
+        that.
 
         Raises:
-            Problem: 409 `no_stage` when no stages are here that this prepare holds.
+            Problem: 409 `no_stage` if the batch has no stages here that this entry prepared.
         """
         partition = self._partition
         partition.check_leads()
@@ -226,7 +227,7 @@ class Participant:
         if known is None or not self.knows(batch, prepare_index):
             raise Problem(
                 "no_stage",
-                f"{partition.topic}/{partition.number} holds no stages of this batch prepared for it",
+                f"{partition.topic}/{partition.number} has no stages that were prepared for this decision",
                 field="number",
                 value=batch.number,
                 outcome="not_applied",
@@ -240,14 +241,14 @@ class Participant:
             tag_mask |= each.tag_mask
         count = sum(each.records for each in stages)
         frame = bytearray(HEADER_SIZE) + msgspec.msgpack.encode(record)
-        # The entry is small and its batch decided, so it is taken even while new records are refused for lack
-        # of room.
+        # The entry is small and its batch decided, so it is accepted even while new records are refused for
+        # lack of room.
         return partition.appends.append_control(
             seal(frame, Kind.PUBLISH, count=count, tag_mask=tag_mask), count=count, even_if_full=True
         )
 
     def drop(self, batch: Batch) -> asyncio.Future[Receipt]:
-        """Forget the stages of a batch, prepared or not.
+        """Remove the stages of a batch, prepared or not.
 
         The caller must know that the batch is not decided and can't be any more, or that it is published.
         """
@@ -259,9 +260,9 @@ class Participant:
         return self._prepare(batch, PrepareOperation.DROP, [])
 
     def forget(self, sink: bytes, epoch: int) -> asyncio.Future[Receipt]:
-        """Forget a deleted sink: its stages, and which batch was published last, of epochs up to `epoch`.
+        """Forget a deleted sink's epochs up to `epoch`: their stages, and which batch was published last.
 
-        The caller must know that nothing is decided under these epochs any more.
+        The caller must know that no batch can be decided under these epochs any more.
         """
         partition = self._partition
         partition.check_leads()
@@ -274,7 +275,7 @@ class Participant:
         )
 
     def forget_published(self, published: Sequence[tuple[bytes, int]]) -> None:
-        """Propose to forget publishes of single-use sinks, given as (sink, index of the publish).
+        """Propose to forget publications of single-use sinks, given as (sink, index of the publish entry).
 
         The caller must know from their coordinators that these sinks have no open decision. The outcome is
         not reported.
@@ -287,8 +288,8 @@ class Participant:
     def drop_abandoned(self, *, idle_before_ms: int, begun_before_ms: int) -> int:
         """Propose to drop the batches in `StagedBatches.abandoned`; return their number.
 
-        The times are compared with append times. Only the leader compares them: each replica drops a batch at
-        the entry that this proposes, none by a clock of its own.
+        The times are compared with append times, by the leader only: the replicas drop a batch when they
+        apply the proposed entry, and not by clocks of their own.
         """
         keys = self._partition.state.stages.abandoned(
             idle_before_ms=idle_before_ms, begun_before_ms=begun_before_ms
@@ -300,8 +301,8 @@ class Participant:
     def drop_unprepared(self) -> int:
         """Propose to drop every batch and every upload that is not prepared; return their number.
 
-        It is for a change of the route that does not wait any longer. What is prepared stays, as a decision
-        may name it. A commit or publish that comes after this is refused with 409 `no_stage`.
+        It is for a change of the route that no longer waits for open batches. Prepared batches are retained,
+        because a decision may name them. A later commit or publish of these is refused with 409 `no_stage`.
         """
         self._partition.check_leads()
         keys = [key for key, held in self._partition.state.stages.batches() if not held.prepared]
@@ -320,7 +321,7 @@ class Participant:
         return self._partition.appends.append_control(seal(frame, Kind.PREPARE), even_if_full=even_if_full)
 
     def _refuse_crowd(self, batch: Batch) -> None:
-        """Refuse a prepare of a single-use sink while too many of their publishes are remembered here.
+        """Refuse a prepare of a single-use sink while too many of their publications are remembered here.
 
         The prepare is the last step that can be refused: it may be followed by a decision, and a decided
         batch must be published.
@@ -329,8 +330,8 @@ class Participant:
         if batch.epoch >= FIRST_ONCE_EPOCH and known >= MAX_PUBLISHED_ONCE:
             raise Problem(
                 "quota",
-                f"{self._partition.topic}/{self._partition.number} knows of too many writes of sinks that"
-                " write once: they are forgotten when their commit is over",
+                f"{self._partition.topic}/{self._partition.number} remembers too many batches of single-use"
+                " sinks; they are forgotten some time after their commit",
                 field="published",
                 value=known,
                 limit=MAX_PUBLISHED_ONCE,
@@ -339,7 +340,7 @@ class Participant:
             )
 
     def _refuse_interval(self) -> None:
-        """Refuse if the flush policy, `interval`, answers before the sync: a prepare must be durable."""
+        """Refuse if the flush policy is `interval`, which answers before a sync: prepares must be durable."""
         if self._partition.log.policy.is_interval:
             raise Problem(
                 "invalid",

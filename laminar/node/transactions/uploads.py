@@ -2,8 +2,8 @@
 
 An upload belongs to one partition, so that partition's leader decides alone, by its table of staged batches
 (`laminar.node.partition.state.staged_batches`), in the turn of the loop in which it proposes. Every step may
-be requested again, and is answered as the first time. Parts of an abandoned upload are dropped for their age,
-as stages are.
+be repeated, and is answered as the first time. Parts of an abandoned upload are dropped because of their age,
+like stages.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ from laminar.node.partition.state.staged_batches import (
 )
 from laminar.node.transactions.participant import Batch, Participant
 
-# Most unpublished uploads of one partition. They are bounded because retention cannot trim their parts.
+# The most unpublished uploads of one partition, bounded because retention cannot trim their parts.
 MAX_OPEN = 256
-# Most bytes of the unpublished uploads of one partition, if no setting says otherwise.
+# The most bytes of the unpublished uploads of one partition, without a setting.
 MAX_BYTES = 64 << 30
 # At either limit, uploads to which no part was added for this time are dropped to make room.
 IDLE_MS = 60_000
-# Checksums that are combined in one turn of the loop: 3 ms at most.
+# The number of checksums that are combined in one turn of the loop: 3 ms at most.
 _AT_ONCE = 64
 # From this many parts of one length on, a table for that length is worth its computation (`combine`).
 _OFTEN = 64
 
 
 def id_of(name: str) -> bytes:
-    """Return the id (16 bytes) of the upload with this name, as the headers of its parts carry it."""
+    """Return the id (16 bytes) of the upload with this name, which is in the headers of its parts."""
     return hashlib.sha256(b"upload\0" + name.encode()).digest()[:16]
 
 
@@ -70,15 +70,16 @@ class Uploads:
     def part(self, upload: bytes, frame: bytearray, maker: Maker = NO_MAKER) -> asyncio.Future[Receipt]:
         """Append a part, an unstamped frame of `build_part`; the future is resolved when it is committed.
 
-        A new upload counts for the limits of its `maker`, as far as this leader has seen it begin.
+        A new upload counts for the limits of the principal that begins it (`maker`), in the memory of this
+        leader.
 
-        If the same bytes are held under this number already, nothing is appended. Idle uploads may be dropped
-        to make room.
+        If the same bytes are stored under this number already, nothing is appended. Idle uploads may be
+        dropped to make room.
 
         Raises:
-            Problem: 422 `invalid` when other bytes are held under this number, or the number is too high;
+            Problem: 422 `invalid` when other bytes are stored under this number, or the number is too high;
                 409 `already_committed` when the upload is published; 413 `too_large` or 429 `quota` when
-                there is no room; 503 `changing` while no upload is to begin here.
+                there is no room; 503 `changing` while no upload may begin here.
         """
         partition = self._partition
         partition.check_leads()
@@ -122,9 +123,9 @@ class Uploads:
 
         Raises:
             Problem: 409 `no_stage` when one of the parts 0 to `parts` - 1 is missing; 422 `invalid` when
-                there are more parts, or their sizes do not add up to `size_bytes`; `bad_checksum` when
-                their checksum is another; 409 `already_committed` when the upload was published with
-                another number of parts, size or checksum.
+                there are more parts, or their sizes do not add up to `size_bytes`; `bad_checksum` when their
+                checksum is another; 409 `already_committed` when the upload was published with another number
+                of parts, size or checksum.
         """
         return await (await self._publish(upload, parts, size_bytes, crc32c, stub))
 
@@ -169,7 +170,10 @@ class Uploads:
         return Participant(self._partition).drop(Batch(sink=sink, number=number, epoch=epoch))
 
     def _parts(self, upload: bytes, parts: int) -> list[Stage]:
-        """Return the parts 0 to `parts` - 1 in order. Raises `Problem` unless exactly these are held."""
+        """Return the parts 0 to `parts` - 1 in order.
+
+        Raises `Problem` unless the upload has exactly these.
+        """
         batch = self._stages.batch(upload_key(upload))
         held = {part.number: part for part in batch.stages} if batch is not None else {}
         missing = next((number for number in range(parts) if number not in held), None)
@@ -188,7 +192,7 @@ class Uploads:
         return [held[number] for number in range(parts)]
 
     def _makers(self) -> dict[BatchKey, str]:
-        """Return by upload who has begun it here, of those that are open; who asks may add one."""
+        """Return the principals of open uploads that began at this leader, by upload. Callers may add one."""
         makers = _MAKERS.setdefault(self._partition, {})
         for key in [each for each in makers if self._stages.batch(each) is None]:
             del makers[key]
@@ -209,13 +213,13 @@ class Uploads:
         self._drop(idle)
 
     def _make_room_for(self, key: BatchKey, size_bytes: int) -> None:
-        """Make room for a part: if unpublished uploads hold too much, drop idle ones, the longest idle first.
+        """Make room for a part: if unpublished uploads are too large, drop idle ones, the longest idle first.
 
         None is dropped unless that makes enough room.
 
         Raises:
-            Problem: 413 `too_large` when this upload alone would hold too much, 429 `quota` when the idle
-                ones do not make enough room.
+            Problem: 413 `too_large` if this upload alone would be too large; 429 `quota` if dropping all idle
+                ones would not make enough room.
         """
         limit = self._max_bytes
         own = self._stages.batch(key)

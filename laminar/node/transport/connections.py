@@ -126,7 +126,7 @@ class ConnectionsOwner(Protocol):
         """
 
     def link_gone(self, link: Link) -> None:
-        """Note that no answer will come over this link any more."""
+        """Note that no answer will come any more over this link, which carried calls."""
 
 
 class Connections:
@@ -387,7 +387,7 @@ class Connections:
             theirs = decode_hello(payload)
             _check_certificate(state, theirs)
             self._refuse_own_name(link, theirs)
-            link.send_at_once(FrameKind.REPLY, handshake.take_hello(payload))
+            link.send_at_once(FrameKind.REPLY, handshake.take_hello(theirs, sent=payload))
             state.greeted = True
         elif isinstance(handshake, Acceptor) and kind == FrameKind.PROOF:
             theirs = handshake.take_proof(payload)
@@ -509,10 +509,11 @@ class Connections:
         state = self._states.pop(link, None)
         if state is None:
             return
+        self._end_handshake(state)
         if state.dialer is not None:
             state.dialer.ended(link, failed=state.peer is None)
-        self._end_handshake(state)
-        self._owner.link_gone(link)
+            if link.channel is Channel.CALL:
+                self._owner.link_gone(link)
         if not self._states and self._closed:
             self._none_left.set()
 

@@ -310,20 +310,19 @@ class Acceptor:
         self._theirs: Hello | None = None
         self._transcript: Transcript | None = None
 
-    def take_hello(self, payload: bytes | memoryview) -> bytes:
-        """Return the reply to send.
+    def take_hello(self, theirs: Hello, *, sent: bytes | memoryview) -> bytes:
+        """Return the reply to the hello that `decode_hello` has read from the bytes that were `sent`.
 
         Raises:
             HandshakeError: the hello is refused.
         """
-        theirs = decode_hello(payload)
         if self._theirs is not None:
             raise HandshakeError("malformed", "greeted twice")
         check_cluster(self._mine.cluster or None, theirs)
         check_code_version(self._enabled, theirs)
         self._theirs = theirs
         mine = encode_hello(msgspec.structs.replace(self._mine, channel=theirs.channel))
-        self._transcript = Transcript(bytes(payload), mine, _knows_keys(self._mine, theirs))
+        self._transcript = Transcript(bytes(sent), mine, _knows_keys(self._mine, theirs))
         return encode_reply(mine, self._transcript.acceptor_proof(self._keys))
 
     def take_proof(self, payload: bytes | memoryview) -> Hello:

@@ -52,6 +52,10 @@ _JOIN_BELOW_BYTES = 4 << 10
 """Neighbouring parts smaller than this are joined: copying them costs less than an entry in the write
 vector.
 """
+_JOIN_BELOW_TLS_BYTES = 16 << 10
+"""The same with TLS, where each part becomes a record of its own at least: to seal and open one more costs
+more than to copy the bytes of a whole one.
+"""
 _BULK_HIGH_WATER_BYTES = 1 << 20
 STUCK_MS = 60_000
 """A connection ends when bytes are not acknowledged for this long; without that the kernel would try for a
@@ -140,6 +144,7 @@ class Link(asyncio.BufferedProtocol):
         self._early: list[tuple[FrameKind, Sequence[Buffer], int]] = []
         self._outgoing: list[Buffer] = []
         self._outgoing_bytes = 0
+        self._join_below_bytes = _JOIN_BELOW_BYTES
         self._flush_scheduled = False
         self._writing_paused = False
 
@@ -233,7 +238,7 @@ class Link(asyncio.BufferedProtocol):
         self.bytes_out += self._outgoing_bytes
         outgoing, self._outgoing, self._outgoing_bytes = self._outgoing, [], 0
         try:
-            self.transport.writelines(join_small(outgoing))
+            self.transport.writelines(join_small(outgoing, below_bytes=self._join_below_bytes))
         except (OSError, RuntimeError) as error:
             # Its loop has closed it, and has not said so yet. That is no fault of what was to be sent.
             self.abort(f"cannot be written to: {error}")
@@ -293,6 +298,8 @@ class Link(asyncio.BufferedProtocol):
         """Keep the transport of the new connection (asyncio)."""
         self.transport = cast(asyncio.Transport, transport)
         _end_when_stuck(self.transport)
+        if transport.get_extra_info("sslcontext") is not None:
+            self._join_below_bytes = _JOIN_BELOW_TLS_BYTES
         if self.closing:  # aborted while the connection was being made
             self.transport.abort()
             return
@@ -415,12 +422,12 @@ class Link(asyncio.BufferedProtocol):
         self._owner.link_frame(self, kind, payload)
 
 
-def join_small(parts: Sequence[Buffer]) -> list[Buffer]:
-    """Return the same bytes with runs of small parts joined; large parts unchanged, empty ones left out."""
+def join_small(parts: Sequence[Buffer], *, below_bytes: int) -> list[Buffer]:
+    """Return the same bytes with runs of parts below a size joined; others unchanged, empty ones left out."""
     joined: list[Buffer] = []
     run: list[Buffer] = []
     for part in parts:
-        if len(part) < _JOIN_BELOW_BYTES:
+        if len(part) < below_bytes:
             run.append(part)
             continue
         if run:

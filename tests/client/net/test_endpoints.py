@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -130,7 +131,8 @@ def test_places_to_start() -> None:
     assert "6400000" == start_parameter("-1h", now_ms=10_000_000)
     assert "9999500" == start_parameter("-500ms", now_ms=10_000_000)
     assert "1700000000000" == start_parameter("2023-11-14T22:13:20+00:00", now_ms=0)
-    for wrong in ("", "-h", "1h", "-1y", "yesterday", "-1.5h"):
+    wrong: Any  # an offset without its partition is a likely mistake
+    for wrong in ("", "-h", "1h", "-1y", "yesterday", "-1.5h", 5, None):
         with pytest.raises(laminar.ConfigError, match="neither a place nor a time"):
             start_parameter(wrong, now_ms=0)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections import defaultdict
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import NamedTuple
 
 import pytest
@@ -26,6 +27,7 @@ from laminar.wire.key_route import LOGICAL_PARTITIONS, Route, logical_of_key
 
 KEYS = [b"key %d" % number for number in range(12)]
 SEEDS = st.integers(0, 2**40)
+SIZE_BYTES = attrgetter("size_bytes")
 
 
 class Copy(NamedTuple):
@@ -232,8 +234,11 @@ class Run:
             queue = self.rng.choice(queues)
             committed = len(self.topic.partitions[queue.partition].records)
             self.box.learned(queue, term=1, committed=committed)
-        held = {id(each): each for queue in self.box.active.values() for each in queue.waiting()}
-        assert self.box.buffered_bytes == sum(each.size_bytes for each in held.values())
+        held: dict[int, Pending] = {}
+        for queue in self.box.active.values():
+            waiting = queue.waiting()
+            held.update(zip(map(id, waiting), waiting, strict=True))
+        assert self.box.buffered_bytes == sum(map(SIZE_BYTES, held.values()))
 
     def finish(self) -> None:
         """Go on without faults until nothing is left; then deliver every copy once more."""

@@ -259,7 +259,7 @@ async def test_a_value_that_is_none_and_a_number_of_partitions_that_is_none() ->
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         sock.bind(("127.0.0.1", 0))
         async with laminar.aio.connect(f"http://127.0.0.1:{sock.getsockname()[1]}") as client:
-            with pytest.raises(laminar.ConfigError, match="partitions=0"):
+            with pytest.raises(laminar.ConfigError, match="partitions must be 1 or more, not 0"):
                 client.topic("t").datagrams(partitions=0)
             async with client.topic("t").datagrams(partitions=1) as datagrams:
                 with pytest.raises(TypeError):

@@ -278,10 +278,11 @@ def test_the_page_has_an_anchor_for_every_code_and_loads_nothing() -> None:
     assert [] == loaded
 
 
-@pytest.mark.parametrize("name", [*LISTED, *[route.template for route in ROUTES]])
-def test_the_protocol_document_names_every_code_and_route(name: str) -> None:
+def test_the_protocol_document_names_every_code_and_route() -> None:
     """docs/protocol.md is written by hand; this keeps it whole."""
-    assert f"`{name}`" in PROTOCOL
+    names = [*LISTED, *[route.template for route in ROUTES]]
+
+    assert [] == [name for name in names if f"`{name}`" not in PROTOCOL]
 
 
 NEEDED = {

@@ -196,7 +196,8 @@ class Waiting:
     def __init__(self) -> None:
         self.gate = asyncio.Event()
         self.flows: dict[str, Flow] = {}
-        self.said: list[tuple[int, int]] = []
+        self.begun = 0
+        self.refused: list[tuple[int, int]] = []
 
     def head(self, request: Request) -> Response | None:
         flow = self.flows.setdefault(request.path, Flow())
@@ -207,8 +208,12 @@ class Waiting:
     def parse(self, request: Request) -> None:
         return None
 
-    def handle(self, request: Request) -> Awaitable[Response]:
-        self.said.append(request.connection.reads())
+    def handle(self, request: Request) -> Response | Awaitable[Response]:
+        refusal = request.connection.read_refusal()
+        if refusal is not None:
+            self.refused.append(refusal)
+            return Response(503)
+        self.begun += 1
         request.answer_bytes = 1 if request.method == "POST" else 0
         return self._answer()
 
@@ -223,19 +228,23 @@ async def test_reads_under_way_are_counted_for_their_flow() -> None:
     async with serving(app, max_reads=10) as (server, url):
         stays, gone = await connect(url), await connect(url)
         stays[1].write(GET % b"many" * 3)
-        gone[1].write(b"POST /many HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n\r\n" * 3)
-        await until(lambda: len(app.said) == 6)
-        many = app.flows["/many"]
-        assert [(0, 40), (1, 36), (2, 32), (3, 28), (4, 24), (5, 20)] == app.said
-        reset(gone[1])
-        await until(lambda: many.reads == 3)
+        gone[1].write(b"POST /many HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n\r\n" * 5)
+        await until(lambda: app.begun == 8)
+        stays[1].write(GET % b"many")
+        await until(lambda: bool(app.refused))
+        many, found = app.flows["/many"], server.statistics()
+        assert [(8, 8)] == app.refused
+        assert (8, 8, 1) == (many.reads, found["reads"], found["reads_refused"])
         other = await connect(url)
         other[1].write(GET % b"other")
-        await until(lambda: len(app.said) == 7)
-        assert (0, 28) == app.said[-1]
+        await until(lambda: app.begun == 9)
+        reset(gone[1])
+        await until(lambda: many.reads == 3)
+        stays[1].write(GET % b"many")
+        await until(lambda: app.begun == 10)
         app.gate.set()
-        for reader in [stays[0]] * 3 + [other[0]]:
-            assert 200 == (await read_answer(reader))[0]
-        assert (0, 0, 0) == (server.reads, many.reads, app.flows["/other"].reads)
+        answered = [(await read_answer(reader))[0] for reader in [stays[0]] * 5 + [other[0]]]
+        assert [200, 200, 200, 503, 200, 200] == answered
+        assert (0, 0, 0) == (server.statistics()["reads"], many.reads, app.flows["/other"].reads)
         for _, writer in (stays, other):
             writer.transport.abort()

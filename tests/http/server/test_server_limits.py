@@ -6,12 +6,15 @@ import asyncio
 import socket
 from contextlib import suppress
 from functools import partial
+from typing import Any
 
 import msgspec
 import pytest
 
+from laminar.http.protocol.messages import Request, Response
 from tests.http.serving import (
     GET,
+    PATIENCE_S,
     POST,
     Mirror,
     answers_in,
@@ -108,6 +111,28 @@ async def test_nothing_more_is_read_while_answers_cannot_leave() -> None:
 
     assert asked < 20
     assert [(3 << 20) + 5] * 20 == lengths[:20]
+
+
+async def test_a_connection_is_read_again_when_its_answers_can_leave() -> None:
+    """Also one of which nothing more had come when reading was paused."""
+    app = Mirror()
+    connections: list[Any] = []
+
+    def note(request: Request) -> Response:
+        connections.append(request.connection)
+        return Response(200, body=b"noted")
+
+    app.paths["/note"] = note
+    async with serving(app) as (_, url):
+        reader, writer = await connect(url)
+        writer.write(GET % b"note")
+        await read_answer(reader)
+        connections[0].pause_writing()  # as the loop calls it, with a full transport
+        connections[0].resume_writing()
+        writer.write(GET % b"note")
+        async with asyncio.timeout(PATIENCE_S):
+            assert b"noted" == (await read_answer(reader))[2]
+        writer.close()
 
 
 async def test_a_pipeline_has_a_limit_and_loses_nothing() -> None:

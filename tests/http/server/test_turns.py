@@ -163,7 +163,7 @@ async def test_a_flow_that_is_alone_is_served_in_whole(client: Client) -> None:
     bodies = [int(part.partition(b"HTTP/1.1")[0]) for part in got.split(b"\r\n\r\n")[1:]]
     assert list(range(3 * ALONE)) == bodies
     assert 3 * ALONE == app.begun.count("many")
-    assert turns.turns <= 4
+    assert turns.turns <= 1 + 2 * 3, "a turn of half a share, at least"
 
 
 async def test_a_new_connection_begins_no_turn_of_its_own(client: Client) -> None:
@@ -267,6 +267,30 @@ async def test_answers_of_a_flow_that_is_alone_wait_for_a_few_turns(client: Clie
     assert 1000 == got.count(b" 200 ")
     assert server.turns.turns - turns <= 1 + 2 * 2000 / (REQUEST * ALONE)
     assert 0 == server.statistics()["reserved_bytes"] and not app.flows["many"].waiting
+
+
+async def test_a_flow_that_is_alone_is_spent_by_no_sum_over_passes_of_the_loop() -> None:
+    """What it begins in one pass counts: of less than a share nothing waits; a whole one ends its turn."""
+    turns, many, other = Turns(), Flow(), Flow()
+
+    async def begun(most: int) -> int:
+        """Return how many requests are begun in one pass of the loop, of these that have come."""
+        count = 0
+        while count < most and not many.is_spent:
+            turns.take(many, REQUEST)
+            count += 1
+        await asyncio.sleep(0)
+        return count
+
+    turns.join(many)
+    assert await begun(2 * ALONE) == TURN, "a flow begins with the share of one that is not alone"
+    assert [ALONE - TURN] * 20 == [await begun(ALONE - TURN) for _ in range(20)]
+    assert await begun(2 * ALONE) == ALONE
+
+    turns.join(other)
+    assert await begun(2 * ALONE) == ALONE, "it was filled up before the other came"
+    assert await begun(2 * ALONE) == TURN
+    assert [TURN - 1, 1] == [await begun(TURN - 1), await begun(TURN)], "a turn goes over passes of the loop"
 
 
 class Passed:

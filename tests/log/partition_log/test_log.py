@@ -49,6 +49,19 @@ async def test_durability_is_counted_per_entry(storage: Storage) -> None:
     assert log.durable_index >= 1
     await storage.sync()
     assert 2 == log.durable_index
+    log.append([frame_for(log, [b"c"])])
+    assert 2 == log.durable_index
+
+
+async def test_what_counts_is_not_kept_where_no_one_asks_for_it(storage: Storage) -> None:
+    """A log that is only appended to holds no more than what is under way."""
+    log = storage.create_log("t-0")
+    for _ in range(5):
+        log.append([frame_for(log, [b"a"])])
+        await storage.sync()
+    assert 1 == len(log._undurable)
+    assert 5 == log.durable_index
+    assert not log._undurable
 
 
 def test_a_completion_never_confirms_an_overwrite() -> None:

@@ -248,9 +248,8 @@ class Connection:
         """Belong to it."""
         self.flow = flow
 
-    def reads(self) -> tuple[int, int]:
+    def read_refusal(self) -> None:
         """Return that there is room."""
-        return 0, 1
 
 
 def test_a_principal_by_certificate_stays_with_its_connection() -> None:

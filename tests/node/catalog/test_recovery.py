@@ -13,7 +13,14 @@ from laminar.node.consensus.raft_wire import ConfigurationRecord
 from laminar.node.consensus.replica import TERMS_PASSED, initial_frame
 from laminar.node.runtime.data_folder import IdentityError, open_data_folder
 from laminar.node.secret.keys import Keys
-from laminar.node.transport.handshake import Acceptor, Channel, HandshakeError, Hello, Initiator
+from laminar.node.transport.handshake import (
+    Acceptor,
+    Channel,
+    HandshakeError,
+    Hello,
+    Initiator,
+    decode_hello,
+)
 from tests.disks.fault_disk import FaultDisk
 from tests.log.histories import SMALL
 
@@ -95,7 +102,7 @@ def hello(epoch: bytes, *, cluster: bytes = b"c" * 16) -> Hello:
 def greet(mine: Hello, theirs: Hello, *, secret: bytes = b"secret" * 4) -> None:
     """Both sides of a handshake, as far as it comes."""
     initiator, acceptor = Initiator(mine, [Keys(secret)]), Acceptor(theirs, [Keys(b"secret" * 4)])
-    proof, _ = initiator.take_reply(acceptor.take_hello(initiator.hello))
+    proof, _ = initiator.take_reply(acceptor.take_hello(decode_hello(initiator.hello), sent=initiator.hello))
     acceptor.take_proof(proof)
 
 

@@ -92,11 +92,11 @@ def test_pitfall_42_a_new_life_is_told_by_its_nonce_alone() -> None:
     """
     quiescence, replica = one_that_rests()
     quiescence.contact(Peer("a", 1, b"one life"), now_ms=1)
-    assert not quiescence.has_notices
+    assert not quiescence.notices
 
     quiescence.contact(Peer("a", 1, b"another life"), now_ms=2)
     assert [Notice(replica, [1], ELECTION_COST_MS)] == quiescence.take_notices(10)
-    assert not quiescence.has_notices
+    assert not quiescence.notices
 
 
 def test_pitfall_44_a_loop_that_is_always_late_still_notices_a_silent_leader() -> None:
@@ -104,7 +104,7 @@ def test_pitfall_44_a_loop_that_is_always_late_still_notices_a_silent_leader() -
     quiescence, replica = one_that_rests()
     assert quiescence.processed(replica)
     now_ms = 0
-    while now_ms < 6000 and not quiescence.has_notices:
+    while now_ms < 6000 and not quiescence.notices:
         due_ms = quiescence.next_keepalive_ms(now_ms)
         assert due_ms is not None
         now_ms = due_ms + 150
@@ -236,7 +236,7 @@ def test_a_loss_is_news_for_the_groups_whose_leader_was_heard_from_there_last() 
             (notice.replica.group, notice.members) for notice in quiescence.take_notices(9)
         ]
     quiescence.lost(TcpAddress("127.0.0.1", 3))
-    assert not quiescence.has_notices
+    assert not quiescence.notices
 
     where["b"] = where["a"]  # a wiped node is there again under another name, where the old one was
     quiescence.lost(where["a"])
@@ -247,7 +247,7 @@ def test_a_loss_is_news_for_the_groups_whose_leader_was_heard_from_there_last() 
         quiescence.removed(replicas.pop(group))
     del replica
     quiescence.lost(old)
-    assert not quiescence.has_notices
+    assert not quiescence.notices
     assert [None, None] == [each() for each in gone], "what was heard of a removed replica is kept"
 
 
@@ -304,7 +304,7 @@ def test_a_group_is_woken_for_a_member_whose_node_came_up_while_the_others_agree
     heard_from(quiescence, replica, 2, Peer("b", 1, b"one life"))
     assert [3] == quiescence.absent(replica)
     quiescence.contact(Peer("c", 1, b"one life"), now_ms=0)
-    assert not quiescence.has_notices
+    assert not quiescence.notices
 
     core.quiesced = True
     assert quiescence.processed(replica)
@@ -343,7 +343,7 @@ def test_a_quiet_leader_rests_on_without_a_process_though_its_node_has_another()
     assert quiescence.processed(replica)
 
     quiescence.lost(process)
-    assert not quiescence.has_notices
+    assert not quiescence.notices
     assert [[3]] == without
 
     quiescence.contact(process, now_ms=1)

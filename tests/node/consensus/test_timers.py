@@ -40,13 +40,11 @@ class Group:
         return Ready() if self.leading else Ready(became=Became(Role.LEADER, 1, 1))
 
 
-async def test_one_timer_serves_all_groups_also_when_many_are_due_at_once() -> None:
-    """What is left for another turn replaces the timer and does not add to it."""
-    clock: Any = Clock()
-    storage: Any = SimpleNamespace(end_turns_with=lambda on_turn_end: None)
+def lone_driver(clock: Clock, errors: list[BaseException]) -> Driver:
+    """Return a driver that has nothing but its clock; what ends it is added to `errors`."""
+    storage: Any = SimpleNamespace(end_turns_with=lambda on_turn_end: None, schedule_turn_end=None)
     transport: Any = SimpleNamespace(pause_bulk=None, resume_bulk=None)
-    errors: list[BaseException] = []
-    driver = Driver(
+    return Driver(
         storage=storage,
         transport=transport,
         clock=clock,
@@ -54,6 +52,28 @@ async def test_one_timer_serves_all_groups_also_when_many_are_due_at_once() -> N
         on_fatal=errors.append,
         heartbeat_ms=10_000,
     )
+
+
+async def test_a_deadline_that_has_moved_since_it_was_scheduled_comes_all_the_same() -> None:
+    """At the earlier instant the group is not due, and is looked at again at the later one."""
+    clock = Clock()
+    errors: list[BaseException] = []
+    driver = lone_driver(clock, errors)
+    group: Any = Group(1, clock.monotonic_ms() + 10, interval_ms=60_000)
+    driver.add(group)
+    group.due_ms += 20
+    async with asyncio.timeout(20):
+        while not group.expired:  # noqa: ASYNC110  # counted
+            await asyncio.sleep(0.002)
+    driver.stop()
+    assert not errors
+
+
+async def test_one_timer_serves_all_groups_also_when_many_are_due_at_once() -> None:
+    """What is left for another turn replaces the timer and does not add to it."""
+    clock = Clock()
+    errors: list[BaseException] = []
+    driver = lone_driver(clock, errors)
     rings = 0
     on_deadline = driver._deadline_alarm._ring
 

@@ -28,6 +28,7 @@ from laminar.node.partition.state.succession import Input, OpenRecord, Output, S
 from laminar.node.transactions.participant import Batch as StagedBatch
 from laminar.node.transactions.participant import Participant
 from laminar.node.transactions.uploads import Uploads
+from raft.values import Place
 from tests.disks.fault_disk import FaultDisk
 from tests.log.histories import open_inline
 from tests.node.alone import VOTER, lone_partition, values
@@ -716,9 +717,9 @@ class Group:
     def __init__(self) -> None:
         self.storage = open_inline(FaultDisk())
         self.log = self.storage.create_log("t-0", 1)
-        core = SimpleNamespace(is_leader=True, term=1, configuration=VOTERS.configuration())
         replica: Any = SimpleNamespace(
-            core=core,
+            place=Place(2, 1, 1, 1),
+            term=1,
             failure=None,
             configuration=VOTERS.configuration(),
             wall_ms=lambda: 1,
@@ -727,7 +728,7 @@ class Group:
         driver: Any = SimpleNamespace(
             propose=self.propose, leader_requested=lambda replica: None, commit_times=Histogram()
         )
-        self.core = core
+        self.replica = replica
         self.partition = Partition(topic="t", number=0, driver=driver, log=self.log)
         self.partition.replica = replica
         first = initial_frame(VOTERS, created_ms=1)
@@ -742,7 +743,7 @@ class Group:
         stamp(
             frame,
             index=log.last_index + 1,
-            term=self.core.term,
+            term=self.replica.term,
             prev_term=log.last_term,
             base_offset=base_offset,
             append_time_ms=max(log.last_append_time_ms, not_before_ms),
@@ -750,7 +751,7 @@ class Group:
         )
         log.append([bytes(frame)])
         self.partition.appended(Header.unpack(frame), frame)
-        return log.last_index, self.core.term, base_offset
+        return log.last_index, self.replica.term, base_offset
 
     def commit(self, behind_end: int) -> None:
         index = self.log.last_index - behind_end
@@ -759,13 +760,14 @@ class Group:
 
     def next_leader(self, entries: int) -> None:
         """Another one leads, which lacks the last entries; then this replica leads again."""
-        self.core.is_leader = False
+        self.replica.place = None
         self.partition.led(False)
         index = max(self.log.last_index + 1 - entries, self.partition.committed_index + 1)
         if index <= self.log.last_index:
             self.log.truncate(index)
             self.partition.truncated(index)
-        self.core.is_leader, self.core.term = True, self.core.term + 1
+        self.replica.term += 1
+        self.replica.place = Place(self.log.last_index + 1, self.replica.term, self.log.last_term, 1)
         self.partition.led(True)
 
 

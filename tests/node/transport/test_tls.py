@@ -7,6 +7,7 @@ import os
 import socket
 import ssl
 import struct
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -23,6 +24,16 @@ from tests.certificates import Authority, Pair
 from tests.node.transport.ends import CLUSTER, NO_PINGS, PATIENCE_S, End, Make, Proxy, get, soon
 
 SECRET = b"s" * 16
+# What TLS 1.3 adds to a record: its header, the kind of its content, a tag.
+RECORD_BYTES = 5 + 1 + 16
+# `tcpi_bytes_received` of the kernel's `struct tcp_info`.
+BYTES_RECEIVED = slice(128, 136)
+
+
+def received_bytes(sock: socket.socket) -> int:
+    """Return how many bytes a connection has received."""
+    info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, BYTES_RECEIVED.stop)
+    return int.from_bytes(info[BYTES_RECEIVED], sys.byteorder)
 
 
 @pytest.fixture
@@ -42,6 +53,28 @@ async def send_until_received(sender: End, to: TcpAddress, receiver: End) -> byt
             sender.transport.send(to, Channel.CONTROL, [b"frame"])
             await asyncio.sleep(0.02)
     return bytes((await get(receiver.frames))[2])
+
+
+async def test_what_fits_a_record_is_sealed_once(authority: Authority, make: Make) -> None:
+    """The header of a frame is no record of its own, and no part of one that all fit into."""
+    a = await make("a", certificates=certified(authority, "a"), limits=NO_PINGS)
+    b = await make("b", certificates=certified(authority, "b"), limits=NO_PINGS)
+    a.transport.send(b.address, Channel.BULK, [b"first"])
+    await get(b.frames)
+    link = next(link for link in b.transport._connections.links if link.channel is Channel.BULK)
+    assert link.transport is not None
+    sock = link.transport.get_extra_info("socket")
+
+    added = []
+    for parts in ([bytes(8000)], [bytes(100), bytes(7000), bytes(900)], [bytes(40_000)]):
+        before, size = received_bytes(sock), sum(map(len, parts))
+        a.transport.send(b.address, Channel.BULK, parts, at_once=True)
+        assert size == len((await get(b.frames))[2])
+        added.append(received_bytes(sock) - before - size - HEADER.size - 4)
+
+    assert [RECORD_BYTES, RECORD_BYTES, 4 * RECORD_BYTES] == added, (
+        "a header of its own, and records of 16 KiB"
+    )
 
 
 async def test_frames_and_calls_pass_between_certified_nodes(authority: Authority, make: Make) -> None:

@@ -297,6 +297,14 @@ NODES = [
         tests_only=True,
     ),
     case(
+        "a deadline that has moved since it was scheduled never comes",
+        "laminar.node.consensus.driver:Driver._expire_due",
+        "self._deadlines.schedule(replica, deadline_ms)",
+        "pass",
+        tests=("tests/node/consensus/test_timers.py",),
+        tests_only=True,
+    ),
+    case(
         "what a stopped replica had gathered leaves",
         "laminar.node.consensus.driver:Driver.stop_replica",
         "self._outbox.discard(replica.group)",

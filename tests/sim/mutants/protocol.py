@@ -95,8 +95,8 @@ PROTOCOL = [
     case(
         "ABA: an old completion confirms a new entry",
         "raft.log:RaftLog.persisted",
-        "if truncations != self.truncations:",
-        "if index > self._view_last or self._view.term(index) not in (term, None):",
+        "if written.truncations != self.truncations:",
+        "if written.index > self._view_last or self._view.term(written.index) not in (written.term, None):",
     ),
     case(
         "durable index not lowered by a truncation",

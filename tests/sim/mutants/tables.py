@@ -112,6 +112,16 @@ TABLES = [
         tests_only=True,
     ),
     case(
+        "requests that wait for room wait for ever",
+        "laminar.http.server.reader:Connection._pause_reading",
+        "self._paused_reading = self._writer.room_awaited = True",
+        "self._paused_reading = True",
+        tests=(
+            "tests/http/server/test_server_limits.py::test_a_connection_is_read_again_when_its_answers_can_leave",
+        ),
+        tests_only=True,
+    ),
+    case(
         "what is told of a producer as durable is not committed",
         "laminar.node.partition.state.producers:Producers.committed_progress",
         "known = before",

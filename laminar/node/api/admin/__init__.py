@@ -1,1 +1,1 @@
-"""Operators' requests: nodes that are drained or removed, pins, preferred leaders, changes under way."""
+"""Routes for operators: drain or remove nodes, pin partitions, prefer leaders, list changes under way."""

@@ -1,4 +1,4 @@
-"""Routes of the balance by load: what it would do and why, and one round now."""
+"""Routes of balancing by load: describe the next move and its reasons, or carry out one round now."""
 
 from __future__ import annotations
 
@@ -13,24 +13,27 @@ from laminar.node.transport.transport import TransportError
 
 
 class BalanceRoutes:
-    """The handlers of the balance's routes. The catalog's leader answers, which has all loads."""
+    """The handlers of the routes of balancing.
+
+    They ask the catalog's leader, which knows the load of all nodes.
+    """
 
     def __init__(self, services: ShardServices) -> None:
         self._services = services
 
     async def describe(self, request: Request) -> Response:
-        """Answer GET /v1/admin/balance."""
+        """Answer GET /v1/admin/balance with what a round would do now."""
         return await self._answer(act=False)
 
     async def act(self, request: Request) -> Response:
-        """Answer POST /v1/admin/balance."""
+        """Answer POST /v1/admin/balance: carry out one round of balancing."""
         return await self._answer(act=True)
 
     async def _answer(self, *, act: bool) -> Response:
-        """Return the leader's answer.
+        """Return what a round of balancing would do, or with `act` did, as the catalog's leader answers.
 
         Raises:
-            Problem: 503 `no_leader`; with `act` its outcome is unknown.
+            Problem: 503 `no_leader`; with `act` the round may have been carried out all the same.
         """
         outcome: Outcome | None = "unknown" if act else None
         try:

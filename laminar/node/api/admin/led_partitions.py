@@ -1,4 +1,4 @@
-"""Which partitions each node leads, as its shards say: the catalog records replicas, not leaders."""
+"""List the partitions that each node leads. Its shards are asked: the catalog records no leaders."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ASK_TIMEOUT_S = 1.0
 
 
 class LedPartitions:
-    """The partitions that are led here, and those that other shards report."""
+    """The partitions that this shard leads, and those that other shards report to lead."""
 
     def __init__(self, services: ShardServices, exchange: Exchange) -> None:
         self._services = services
@@ -29,7 +29,7 @@ class LedPartitions:
         ]
 
     async def of(self, nodes: Iterable[str]) -> dict[str, list[str] | None]:
-        """Return by node the partitions that it leads; None where not all of its shards answer."""
+        """Return by node the partitions that it leads; None for a node if one of its shards is silent."""
         names = list(nodes)
         found = await asyncio.gather(*(self._of_node(name) for name in names))
         return dict(zip(names, found, strict=True))

@@ -1,4 +1,4 @@
-"""Routes of the limits of principals: list, describe, set by compare-and-set."""
+"""Routes of the limits of principals (quotas of a client): list, describe, set by compare-and-set."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ class LimitRoutes:
         return self._answer(principal)
 
     async def set(self, request: Request, principal: str) -> Response:
-        """Answer PUT /v1/admin/limits/{principal}, once this shard goes by them.
+        """Answer PUT /v1/admin/limits/{principal}, once this shard applies the new limits.
 
-        If-Match must name the version of the limits before.
+        If-Match must name the current version of the limits.
 
         Raises:
             Problem: 422, 428, 412, 429 `quota`, 503 `not_enabled` or `no_leader`.
@@ -67,10 +67,14 @@ class LimitRoutes:
             if await self._set(LimitsRequest(principal, limits, version)):
                 return self._answer(principal)
             await self._services.refresh_view()
-        raise Problem("in_progress", f"other changes came first, {TRIES} times", outcome="not_applied")
+        raise Problem(
+            "in_progress",
+            f"other changes came first, {TRIES} times in a row: send the request again",
+            outcome="not_applied",
+        )
 
     async def _set(self, wanted: LimitsRequest) -> bool:
-        """Have the catalog set limits; return False if they have another version by now."""
+        """Ask the catalog to set limits; return False if their version is no longer the expected one."""
         try:
             answer = await self._services.ask_catalog(wanted)
         except TransportError as error:
@@ -101,7 +105,7 @@ class LimitRoutes:
         return True
 
     def of(self, principal: Principal) -> tuple[documents.Limits, documents.Usage | None]:
-        """Return the limits that hold for a principal, and what it has, if that is limited."""
+        """Return the limits of a principal, and its usage (numbers of topics etc.) if that is limited."""
         view = self._services.view
         name = principal.name
         record = view.limits.get(name) or view.limits.get(ANY_PRINCIPAL)
@@ -129,7 +133,8 @@ def _check(principal: str) -> None:
     if principal != ANY_PRINCIPAL and _PRINCIPAL.fullmatch(principal) is None:
         raise Problem(
             "invalid",
-            "a principal's name has 1 to 200 of A-Z a-z 0-9 . _ -; `*` is each without limits of its own",
+            "a principal's name has 1 to 200 characters of A-Z a-z 0-9 . _ -; `*` stands for every principal "
+            "without limits of its own",
             field="principal",
             value=principal,
             limit=200,

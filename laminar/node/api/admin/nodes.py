@@ -49,9 +49,9 @@ class NodeRoutes:
         return Response.json(described, status=status, headers=[etag(described.version)])
 
     async def _describe(self, only: list[str] | None) -> list[documents.AdminNode]:
-        """Return the nodes as the catalog's leader has them now, `only` these or all, sorted by name.
+        """Return descriptions of all nodes, or `only` of these, sorted by name.
 
-        Without a leader, as this shard's view has them.
+        They are current as of the catalog's leader; if there is none, as of this shard's view, which may lag.
         """
         voters = await self._placement.newest_view()
         nodes = sorted(self._services.view.nodes()) if only is None else only
@@ -82,7 +82,7 @@ class NodeRoutes:
         if held:
             waits.append(f"it holds {held} replicas")
         if voters is None:
-            waits.append("the catalog has no leader, which would say whether the node votes in it")
+            waits.append("the catalog has no leader, so it is unknown whether the node votes in it")
         elif name in voters:
             waits.append("it votes in the catalog")
         alive = [each for each in state.nodes if view.alive(each)]
@@ -109,7 +109,7 @@ class NodeRoutes:
         )
 
     async def _record(self, node: str) -> NodeRecord:
-        """Return the node's record, of a newer view if this one has none.
+        """Return the node's record; refresh the view first if it has none.
 
         Raises:
             Problem: 404 `no_such_node`.
@@ -150,15 +150,15 @@ class NodeRoutes:
         return await self._answer(node)
 
     async def set_back(self, node: str) -> None:
-        """Let a node hold replicas and lead again.
+        """Cancel the drain of a node: it may hold replicas and lead again.
 
         Raises:
-            Problem: 404 `no_such_node`; the catalog refuses it, or has no leader.
+            Problem: 404 `no_such_node`; or the catalog refuses the change, or has no leader.
         """
         await self._command(node, lambda record: AlterNode(node, record.version, draining=False))
 
     async def remove(self, request: Request, node: str) -> Response:
-        """Answer DELETE /v1/admin/nodes/{node}, of a node that is drained and stopped."""
+        """Answer DELETE /v1/admin/nodes/{node}: remove a node that is drained and stopped."""
         await self._services.refresh_view()
         await self._command(node, self._removal)
         return Response.json(documents.RemovedNode(node))
@@ -195,7 +195,7 @@ class NodeRoutes:
 
 
 def _held(state: CatalogState) -> dict[str, int]:
-    """Return by node how many partitions have a replica there, also one that is leaving."""
+    """Return the number of partitions with a replica on each node, by node; leaving replicas count."""
     counts: dict[str, int] = {}
     for partition in state.partitions.values():
         for name in holders(partition):

@@ -1,4 +1,7 @@
-"""Routes of the changes that are under way: list, describe, cancel (`operations` derives them)."""
+"""Routes of operations (changes that are under way): list, describe, cancel.
+
+Module `operations` derives them.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +76,7 @@ class OperationRoutes:
         )
 
     async def cancel(self, request: Request, operation: str) -> Response:
-        """Answer DELETE /v1/admin/operations/{operation}: a drain or a pin is taken back."""
+        """Answer DELETE /v1/admin/operations/{operation}: undo the request for a drain or a pin."""
         await self._services.refresh_view()
         found = self._found(operation)
         match found.kind:

@@ -2,7 +2,7 @@
 
 An operation is a difference between what the catalog wants and what it records: there is no list of
 operations beside it that could contradict it. An operation ends when the difference is gone, and is cancelled
-by setting back what is wanted. This module computes from a copy of the catalog, which may lag; the planner of
+by undoing the request for it. This module computes from a copy of the catalog, which may lag; the planner of
 the catalog's leader takes the steps (docs/consensus.md#placement).
 """
 
@@ -19,7 +19,10 @@ _STEP = "it is a step towards what is wanted: cancel the operation that wants it
 
 
 class Operations:
-    """The operations under way, as of one state of the catalog after the other."""
+    """Lists the operations under way.
+
+    It is given each new state of the catalog in turn, to compute only changes.
+    """
 
     def __init__(self) -> None:
         self._wanted = Wanted(CatalogState())
@@ -38,7 +41,7 @@ class Operations:
     def _of_set(
         self, state: CatalogState, key: str, partition: PartitionRecord, *, alive: Collection[str]
     ) -> Iterator[Operation]:
-        """Yield the operation of a partition that is not where its pin, or its rank, wants it."""
+        """Yield an operation if a partition's replicas are not on the nodes of its pin or placement."""
         pin = partition.pin
         wanted = self._wanted.nodes(partition) if pin is None else pin.nodes
         held = {each.node for each in partition.replicas}
@@ -49,7 +52,7 @@ class Operations:
             len(held) != wanted_number(state, partition)
             or all(name in state.nodes and state.nodes[name].draining for name in extra)
         ):
-            return  # the topic's operation has it, or a drain's, or only a replica joins or leaves
+            return  # shown as the topic's operation or a drain, or only a replica joins or leaves
         made = {each.node for each in partition.replicas if each.made}
         missing = [name for name in wanted if name not in made]
         belonging = belonging_weights(state)
@@ -122,9 +125,10 @@ def _drain(state: CatalogState, name: str, *, alive: Collection[str]) -> Operati
 
 
 def _of_topic(state: CatalogState, topic: TopicRecord) -> Iterator[Operation]:
-    """Yield the operation of a topic with more or fewer replicas than it asks for, if it is one.
+    """Yield an operation if partitions of a topic have more or fewer replicas than the topic asks for.
 
-    A replica counts when it is made, so a topic that grows is listed until its new replicas are.
+    Only a replica that is made (created and caught up) counts, so a topic whose number of replicas grows
+    is listed until its new replicas are made.
     """
     partitions = [
         each for each in state.partitions_of(topic.name) if each.pin is None and each.state == "live"
@@ -148,7 +152,7 @@ def _of_topic(state: CatalogState, topic: TopicRecord) -> Iterator[Operation]:
 
 
 def _steps(partition: PartitionRecord, *, alive: Collection[str]) -> Iterator[Operation]:
-    """Yield the replicas of a live partition that join or leave."""
+    """Yield an operation for each replica of a live partition that joins or leaves."""
     place = f"{partition.topic}:{partition.number}"
     for replica in partition.replicas:
         if not replica.made:
@@ -176,7 +180,7 @@ def _steps(partition: PartitionRecord, *, alive: Collection[str]) -> Iterator[Op
 
 
 def _has_as_asked(partition: PartitionRecord, number: int) -> bool:
-    """Return whether a partition has `number` made replicas; one that moves away stands for its successor."""
+    """Return whether a partition has `number` replicas, all made, or one of them replacing one that moves."""
     moving = any(each.why == "moved" for each in partition.leaving)
     made = sum(each.made for each in partition.replicas)
     return len(partition.replicas) == number and (made == number or moving)

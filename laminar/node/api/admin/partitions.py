@@ -1,4 +1,4 @@
-"""Routes of a partition's place for operators: pins, and the leader that is preferred."""
+"""Routes of a partition's placement for operators: pin it to nodes, unpin it, prefer a leader."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from membership.records import CatalogState, PartitionRecord, Pin
 from membership.requests import PinPartition, PreferLeaders
 
 OWNER = "operator"
-"""The owner of a pin that a request of this API made."""
+"""The recorded owner of each pin that a request of this API created."""
 
 
 class PlacementRoutes:
-    """The handlers of the routes about where a partition is."""
+    """The handlers of the routes of a partition's placement."""
 
     def __init__(self, services: ShardServices, topics: TopicLookup, placement: PlacementCall) -> None:
         self._services = services
@@ -71,7 +71,7 @@ class PlacementRoutes:
         return self._answer(topic, partition)
 
     def _check(self, wanted: documents.NewPin, record: PartitionRecord) -> None:
-        """Refuse a pin that names a node twice or one that may hold nothing, or has another number of nodes.
+        """Refuse a pin with a repeated node, one that may hold no replicas, or a wrong number of nodes.
 
         Raises:
             Problem: 422 `invalid`.
@@ -81,7 +81,7 @@ class PlacementRoutes:
         if unfit:
             raise Problem(
                 "invalid",
-                f"these nodes are unknown, drain or may hold nothing: {', '.join(unfit)}",
+                f"these nodes are unknown, are draining or may hold no replicas: {', '.join(unfit)}",
                 field="nodes",
                 value=", ".join(wanted.nodes),
                 limit=", ".join(sorted(may_hold)),
@@ -117,7 +117,7 @@ class PlacementRoutes:
         """Unpin a partition.
 
         Raises:
-            Problem: 404; the catalog refuses it, or has no leader.
+            Problem: 404 if the partition is gone; or the catalog refuses the change, or has no leader.
         """
         await self._set(topic, partition, None)
 
@@ -129,7 +129,7 @@ class PlacementRoutes:
         await self._placement.change(change, absent=lambda: self._gone(topic, partition))
 
     async def leader(self, request: Request, topic: str, partition: str) -> Response:
-        """Answer POST /v1/admin/topics/{topic}/partitions/{partition}/leader."""
+        """Answer POST /v1/admin/topics/{topic}/partitions/{partition}/leader: prefer a node as leader."""
         node = json_body(request, documents.NewLeader).node
         record = self._topics.partition_record(topic, partition)
         fit = sorted(

@@ -1,4 +1,4 @@
-"""The wait until all shards that answer know a change of the catalog, before its request is answered."""
+"""Wait until the shards of all live nodes have seen a change of the catalog."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ METHOD: Final = "view_seen"
 
 
 class SeenViews:
-    """The views of all shards of the nodes that are alive."""
+    """The views (copies of the catalog) of the shards of all nodes that are alive."""
 
     def __init__(self, services: HostServices, exchange: Exchange) -> None:
         self._services = services
         self._exchange = exchange
 
     async def wait(self, version: int) -> None:
-        """Wait until they all have reached this version of the catalog, for a second at most.
+        """Wait until all views have reached this version of the catalog, for a second at most.
 
-        A shard that does not answer goes by its old view until it hears of the newer one.
+        A shard that does not answer in time uses its old view until it receives the newer one.
         """
-        if self._services.view.code_version < KEYS_SINCE:  # some node does not know the question
+        if self._services.view.code_version < KEYS_SINCE:  # some node does not support the call
             return
         with suppress(TimeoutError):
             async with asyncio.timeout(LONGEST_WAIT_S):
                 await asyncio.gather(*(self._ask(address, version) for address in self._others()))
 
     async def on_view_seen(self, peer: Peer, payload: bytes) -> bool:
-        """Answer another shard when this one's view has reached a version; False: not in time."""
+        """Answer another shard True once this one's view has reached a version, or False after a second."""
         version = msgspec.msgpack.decode(payload, type=int)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + LONGEST_WAIT_S

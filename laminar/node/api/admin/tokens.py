@@ -1,6 +1,6 @@
-"""Routes of tokens: make, list, revoke; and the principal of a request.
+"""Routes of tokens: create, list, revoke; describe the principal of a request.
 
-A token's secret is drawn here, and is in one answer and nowhere else: the catalog has a digest.
+A token's secret is generated here and sent in one answer; it is stored nowhere, the catalog has a digest.
 """
 
 from __future__ import annotations
@@ -55,14 +55,17 @@ class TokenRoutes:
         return Response.json(_described(record))
 
     async def create(self, request: Request) -> Response:
-        """Answer POST /v1/admin/tokens, once this shard has the token, and all that answer in a second."""
+        """Answer POST /v1/admin/tokens, once this shard accepts the token.
+
+        It waits up to a second for the other shards to accept the token, too.
+        """
         asked = json_body(request, documents.NewToken)
         now_ms = self._services.clock.wall_ms()
         expires_ms = 0
         if asked.name == ANONYMOUS:
             raise Problem(
                 "invalid",
-                "this name is that of a client which has proven none, and counts for no limits",
+                "this name is reserved for clients that present no credential, and no limits apply to it",
                 field="name",
                 value=asked.name,
                 outcome="not_applied",
@@ -82,7 +85,7 @@ class TokenRoutes:
             if grant.role == "metrics" and grant.prefix:
                 raise Problem(
                     "invalid",
-                    "metrics are of the whole node, so this role has no prefix",
+                    "metrics are of the whole node, so a grant of this role takes no prefix",
                     field=f"grants.{place}.prefix",
                     value=grant.prefix,
                     outcome="not_applied",
@@ -113,14 +116,17 @@ class TokenRoutes:
         return Response.json(answer, status=201, headers=headers)
 
     async def revoke(self, request: Request, token: str) -> Response:
-        """Answer DELETE /v1/admin/tokens/{token}, once this shard refuses it, and all that answer in time."""
+        """Answer DELETE /v1/admin/tokens/{token}, once this shard refuses the token.
+
+        It waits up to a second for the other shards to refuse the token, too.
+        """
         result = await self._change(RevokeCredential(token))
         if result.outcome == "absent":
             raise _no_such_token(token)
         return Response(204)
 
     async def whoami(self, request: Request) -> Response:
-        """Answer GET /v1/whoami."""
+        """Answer GET /v1/whoami with the request's principal, its grants, limits and usage."""
         principal = principal_of(request)
         return Response.json(
             documents.WhoAmI(
@@ -132,7 +138,7 @@ class TokenRoutes:
         )
 
     async def datagram_key(self, request: Request) -> Response:
-        """Answer GET /v1/datagram-key."""
+        """Answer GET /v1/datagram-key: the key with which the client of a token signs its datagrams."""
         services = self._services
         credential, keys = principal_of(request).credential, services.secrets.first
         enabled = services.view.code_version
@@ -151,7 +157,7 @@ class TokenRoutes:
         )
 
     async def _change(self, step: AccessStep) -> Result:
-        """Have the catalog change the credentials, and wait until the views show it.
+        """Ask the catalog to change the credentials, and wait until the views show the change.
 
         Raises:
             Problem: 503 `not_enabled` or `no_leader`, 504, 422 `invalid`, 429 `quota`.

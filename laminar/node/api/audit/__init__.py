@@ -1,1 +1,1 @@
-"""The audit: what admins did and who was refused, as lines of the log and records of `_audit`."""
+"""The audit: admins' calls and refused requests, as lines of the node's log and records of `_audit`."""

@@ -1,13 +1,14 @@
-"""What admins did and who was refused: one log for each shard, on its way into the topic `_audit`.
+"""The audit log of a shard: it records admins' calls and refused requests, and writes them to topic `_audit`.
 
 Invariants:
 
 1. *No request waits for the audit.* A record is queued in memory when the request is answered; a task writes
-   what is queued. An operator who repairs a broken cluster is answered although `_audit` takes nothing.
-2. *Nothing is lost silently.* A line of the node's log is written first. What the queue had no room for is
-   counted (`laminar_audit_dropped_total`), and said by a record `missed` when records can be written again.
-3. *A flood makes few records.* Refusals, reads and calls that failed are counted by who and what
-   (`summaries`); of the queue they may fill half, so they displace no change.
+   what is queued. An operator who repairs a broken cluster is answered even if `_audit` takes no appends.
+2. *Nothing is lost silently.* A line of the node's log is written first. Records that found no room in the
+   queue are counted (`laminar_audit_dropped_total`); a record `missed` tells their number once writes
+   succeed.
+3. *A flood makes few records.* Refusals, reads and failed calls are counted by principal, address and
+   request (`summaries`). They may fill only half of the queue, so there is always room for changes.
 4. *No secret is in it*: no query, header or body. A token in a path is cut.
 
 A batch is repeated with the same idempotency key until it is durable, so it is in the topic once.
@@ -42,13 +43,16 @@ from laminar.wire.audit import DATAGRAM, NO_ANSWER, AuditRecord, Kind
 _log = logging.getLogger("laminar.audit")
 
 MOST_QUEUED: Final = 1000
-"""Records that wait in memory; more are counted and dropped."""
+"""The most records that wait in memory; more are counted and dropped."""
 MOST_AT_ONCE: Final = 100
-"""Records of one append."""
+"""The most records of one append."""
 MOST_REFUSED: Final = 30
-"""Principals and addresses whose refusals are distinguished, in a minute; as many addresses of strangers."""
+"""The most pairs of principal and address whose refusals have records of their own, in a minute.
+
+Requests without a proven principal have the same number for themselves.
+"""
 MOST_ALIKE: Final = 100
-"""Kinds of reads and failed calls of admins that are distinguished, in a minute."""
+"""The most kinds of admins' reads and failed calls that have records of their own, in a minute."""
 RETENTION: Final = {"retention_ms": 90 * 24 * 3_600_000, "retention_bytes": 1 << 30}
 """Settings of a new `_audit`; an admin may change them."""
 
@@ -60,7 +64,7 @@ _LONGEST_PATH: Final = 300
 
 REFUSED: Final = frozenset((401, 403))
 
-# As `laminar.node.access.tokens` has it, also one that is cut short or too long.
+# The form of tokens (`laminar.node.access.tokens`), also of one that is cut short or too long.
 _TOKEN: Final = re.compile(r"(lam_[0-9a-fA-F]*)_[A-Za-z0-9_-]*")
 _UNSEEN: Final = re.compile(r"[^ -~]")
 
@@ -69,7 +73,7 @@ Append = Callable[[bytes, str], Awaitable[None]]
 
 
 class Asked:
-    """Who asked for what, as far as it is known."""
+    """A request as the audit sees it: its principal, operation and parameters, as far as they are known."""
 
     __slots__ = ("operation", "params", "principal", "request")
 
@@ -87,30 +91,33 @@ class Asked:
 
 
 class _Batch(NamedTuple):
-    """Lines on their way, how many they are, and their idempotency key."""
+    """The lines of one append that is under way, their number, and their idempotency key."""
 
     lines: bytes
     records: int
     key: str
     stands_for: int
-    """What is noted in them, without what a record `missed` among them counts."""
+    """The number of requests that the lines stand for, without those of a record `missed` among them."""
     missed: int
-    """What that record counts."""
+    """The number of dropped requests in the record `missed`; 0 if the batch has none."""
 
 
 class AuditLog:
-    """The log of one shard: what is noted is queued, and a task writes it."""
+    """The audit log of one shard: queues the noted requests; a task writes them to `_audit`."""
 
     def __init__(
         self, services: ShardServices, append: Append, make_topic: MakeTopic, *, makes_topic: bool
     ) -> None:
-        """Write by `append`. Unless `makes_topic`, nothing is noted while there is no topic `_audit`."""
+        """Write with `append`.
+
+        Without `makes_topic`, the log notes nothing while topic `_audit` does not exist.
+        """
         self._services = services
         self._append = append
         self._make_topic = make_topic
         self._makes_topic = makes_topic
         self._queue: deque[AuditRecord] = deque()
-        # Apart, so that a flood without tokens hides no principal.
+        # Separate, so that a flood of requests without tokens hides no principal.
         self._strangers, self._refusals = Summaries(MOST_REFUSED), Summaries(MOST_REFUSED)
         self._alike = Summaries(MOST_ALIKE)
         self._batch: _Batch | None = None  # is being written
@@ -123,7 +130,7 @@ class AuditLog:
         self._dropped = 0
         services.every(TICK_S, self._tick, to_the_end=True)
 
-    # -- what is noted ---------------------------------------------------------------------
+    # -- noting requests -------------------------------------------------------------------
 
     def answered(self, asked: Asked, response: Response) -> None:
         """Note a call that was carried out, with its answer."""
@@ -150,7 +157,7 @@ class AuditLog:
         self._calls += 1
         request = asked.request
         if request.method not in ("GET", "HEAD") and (status < 400 or status >= 500):
-            # What changed something, or may have, is never summed up.
+            # A call that changed something, or may have, always has a record of its own.
             self._keep(self._record("call", asked, status, code, made), is_change=True)
             return
         key = (asked.principal.name, host_of(request.peer), request.method, request.path, status)
@@ -196,7 +203,7 @@ class AuditLog:
         )
 
     def _keep(self, record: AuditRecord, *, is_change: bool = False) -> None:
-        """Write a line of the log, and queue the record. Only changes may fill the whole queue."""
+        """Log the record and queue it for `_audit`. Only changes may fill the second half of the queue."""
         _say(record)
         if len(self._queue) < (MOST_QUEUED if is_change else MOST_QUEUED // 2):
             self._queue.append(record)
@@ -210,7 +217,7 @@ class AuditLog:
         self._dropped += count
 
     def statistics(self) -> dict[str, int]:
-        """Return counters, and how many records wait."""
+        """Return the counters of the audit, and the number of records that wait."""
         return {
             "calls": self._calls,
             "refused": self._refused,
@@ -220,7 +227,7 @@ class AuditLog:
         }
 
     def close(self) -> None:
-        """Say how many records are left behind: those of the last moment, or of all the time it took none."""
+        """Log the number of records that were not written to `_audit` before this process ends."""
         if self._waiting or self._missed:
             _log.warning(
                 "this process ends, and %d audit records are not in %s",
@@ -232,10 +239,10 @@ class AuditLog:
     def _waiting(self) -> int:
         return len(self._queue) + (self._batch.records if self._batch is not None else 0)
 
-    # -- what is written -------------------------------------------------------------------
+    # -- writing to the topic --------------------------------------------------------------
 
     def _tick(self) -> Work | None:
-        """Return the writing of the next batch, if there is one and no pause."""
+        """Return the coroutine that writes the next batch; None if there is none, or during a pause."""
         now_ms = self._services.clock.wall_ms()
         for summaries in (self._strangers, self._refusals, self._alike):
             if summaries.due(now_ms):
@@ -247,7 +254,10 @@ class AuditLog:
         return self._write()
 
     async def _write(self) -> None:
-        """Write a batch. If that fails, it stays, and there is a pause, longer each time."""
+        """Write a batch.
+
+        After a failure the batch is retained and retried after a pause, longer each time.
+        """
         try:
             await self._write_batch()
             self._pause_ms = PAUSE_MS
@@ -255,7 +265,7 @@ class AuditLog:
             self._wait(str(problem))
             if self._batch is not None and problem.status < 500 and problem.code not in _PASSES:
                 self._missed += self._batch.missed  # counted as dropped before
-                self._drop(self._batch.stands_for)  # it will never be taken
+                self._drop(self._batch.stands_for)  # it will never be accepted
                 self._batch = None
         except Exception as error:  # noqa: BLE001  # logged, and tried again: it must not end the process
             self._wait(repr(error))
@@ -292,12 +302,12 @@ class AuditLog:
         return _Batch(lines, len(records), self._services.rng.randbytes(16).hex(), stands_for, missed)
 
 
-# What refuses a batch with 4xx, and may take it later: there is no such topic yet, or too many partitions.
+# Refusals with 4xx that may pass: the topic does not exist yet, or there are too many partitions.
 _PASSES: Final = frozenset(("no_such_topic", "no_such_partition", "quota"))
 
 
 def _say(record: AuditRecord) -> None:
-    """Write the line of a record."""
+    """Write a record as a line of the node's log."""
     level = logging.WARNING if record.kind == "refused" else logging.INFO
     again = f", {record.count} times since {record.first}" if record.count > 1 else ""
     _log.log(
@@ -315,7 +325,7 @@ def _say(record: AuditRecord) -> None:
 
 
 def _shown(text: str) -> str:
-    """Return a text of a client as it may be kept: bounded, printable, without the secret of a token."""
+    """Return a client's text as it may be stored: bounded, printable, without a token's secret."""
     plain = unquote(text)
     if "lam_" in plain:
         text = _TOKEN.sub(r"\1_(cut)", plain)
@@ -324,7 +334,7 @@ def _shown(text: str) -> str:
 
 
 def by_datagram(topic: str, partition: int, principal: Principal, peer: str) -> Asked:
-    """Return who appended by datagram from `peer` (``host:port``), and where to."""
+    """Return an append by datagram from `peer` (``host:port``) as the audit sees it."""
     target = f"/v1/topics/{quote(topic, safe='')}/partitions/{partition}/records"
     request = Request(RequestHead(DATAGRAM, target, {}), b"", Source(peer))
     params = {"topic": topic, "partition": str(partition)}
@@ -332,7 +342,7 @@ def by_datagram(topic: str, partition: int, principal: Principal, peer: str) -> 
 
 
 class Source:
-    """The stand-in for a client's connection: of an append of the audit, or of a datagram."""
+    """The stand-in for a client's connection in appends of the audit, of the trace, and by datagram."""
 
     def __init__(self, peer: str = "audit") -> None:
         self.context: Any = ANYONE
@@ -340,22 +350,21 @@ class Source:
 
     @property
     def peer(self) -> str:
-        """The other end."""
+        """The name or address of the sender."""
         return self._peer
 
     @property
     def certificate(self) -> None:
-        """None: there is no client."""
+        """Always None: there is no TLS client."""
         return None
 
     @property
     def flow(self) -> None:
-        """None: the audit waits for no turn."""
+        """Always None: internal appends do not wait for a fair share."""
         return None
 
-    def reads(self) -> tuple[int, int]:
-        """Return none, of more: the audit reads nothing."""
-        return 0, 1
+    def read_refusal(self) -> None:
+        """Return None: the audit reads nothing."""
 
     def join(self, flow: Flow) -> None:
-        """Do nothing, as it is no connection of a server."""
+        """Do nothing: there is no connection whose requests could be limited."""

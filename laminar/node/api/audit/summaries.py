@@ -1,6 +1,6 @@
-"""Repeated audit records are counted: the first of a kind is kept as it is, the others become one record.
+"""Sum up repeated audit records: the first of a kind is written as it is, the others become one record.
 
-So a flood of refusals makes a bounded number of records, and none of them is lost: each is counted in one.
+So a flood of refusals makes a bounded number of records, and each refusal is counted in one of them.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from laminar.http.api.timestamps import format_time
 from laminar.wire.audit import AuditRecord
 
 WINDOW_MS: Final = 60_000
-"""How long records that are alike are counted before their number is written."""
+"""How long records with the same key are counted before their number is written."""
 
 SEVERAL: Final = "(several)"
-"""The principal and the address of a record that stands for several of them."""
+"""The value of the fields principal and address in a record that stands for several of them."""
 
 _OTHERS: Final = ()
-"""The key of all that came after the number of keys was used up."""
+"""The key of all records that come after the most keys of a window are in use."""
 
 
 class _Counted:
-    """How many came after the first record of a key: one of them, and when the first and the last came."""
+    """The records of a key after its first: one of them, their number, and their first and last time."""
 
     __slots__ = ("count", "first_ms", "last_ms", "record")
 
@@ -35,9 +35,10 @@ class _Counted:
 
 
 class Summaries:
-    """The records of one window of time, by what makes them alike: at most `most` keys, and one for the rest.
+    """Counts the records of one window of time by key: at most `most` keys, and one more for all others.
 
-    In a window at most `2 * most + 1` records are made: one at once for each key, and what was counted.
+    A window makes at most `2 * most + 1` records: one at once for each key, and at its end one for each
+    key with repetitions and one for all others.
     """
 
     def __init__(self, most: int) -> None:
@@ -47,7 +48,7 @@ class Summaries:
         self._counted: dict[Hashable, _Counted] = {}
 
     def add(self, key: Hashable, make: Callable[[], AuditRecord], *, now_ms: int) -> AuditRecord | None:
-        """Return the record to be written for one more of `key`; None: it is counted."""
+        """Return the record if it is the first of `key` in this window; else count it and return None."""
         if not self._keys:
             self._begun_ms = now_ms
         if key not in self._keys:
@@ -67,14 +68,17 @@ class Summaries:
         return bool(self._keys) and not 0 <= now_ms - self._begun_ms < WINDOW_MS
 
     def take(self) -> list[AuditRecord]:
-        """Return what was counted, and begin a new window with the next record."""
+        """Return the records that stand for the counted ones. The next record begins a new window."""
         counted, self._counted = self._counted, {}
         self._keys.clear()
         return [_summary(each, mixed=key == _OTHERS) for key, each in counted.items()]
 
 
 def _summary(counted: _Counted, *, mixed: bool) -> AuditRecord:
-    """Return one record for several; of `mixed` ones it says only what all of them share."""
+    """Return one record for several.
+
+    If they are `mixed` (of several keys), it has only what all of them share.
+    """
     record = counted.record
     if counted.count == 1:
         return record

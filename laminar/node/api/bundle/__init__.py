@@ -1,1 +1,1 @@
-"""What a node says of itself for those who help its operators: an allow-list, without data and secrets."""
+"""The support bundle: a report of a node's state, without data or secrets, for people who help operators."""

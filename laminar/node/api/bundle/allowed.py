@@ -1,7 +1,7 @@
-"""What may be in a bundle: each field by name. What is not named here is left out, so also what is new.
+"""The allow-list of a bundle: settings, labels and fields that are not named here are left out, new ones too.
 
-Names of nodes, topics and metrics are in it, and numbers. No record, key, header, token, secret, name of a
-principal, consumer or channel is, and no text that a client or another program has made.
+A bundle contains names of nodes, topics and metrics, and numbers. It contains no record, key, header, token
+or secret, no name of a principal, consumer or channel, and no text from a client or another program.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ SETTINGS_SHOWN: Final = frozenset(
 LABELS_SHOWN: Final = frozenset(
     ("process", "topic", "state", "operation", "code", "le", "quantile", "reason")
 )
-"""Labels of metrics. A sample with another is left out, as its value may be a name that a client gave."""
+"""Labels of metrics.
+
+A sample with any other label is left out, as its value may be a name given by a client.
+"""
 MOST_SAMPLES: Final = 5_000
 
 _SAMPLE: Final = re.compile(r"(laminar_[a-z0-9_]+)(?:\{(.*)\})? (\S+)\Z")
@@ -34,7 +37,10 @@ _LABEL: Final = re.compile(r'([a-z_]+)="((?:[^"\\]|\\.)*)"')
 
 
 def settings_of(settings: Settings) -> dict[str, dict[str, Any]]:
-    """Return by name the value of each setting, and whether that is the default."""
+    """Return by name the value of each setting, and whether it is the default.
+
+    The value of a setting that is not on the allow-list is only "set" or "not set".
+    """
     found: dict[str, dict[str, Any]] = {}
     for row in SETTINGS:
         value = getattr(settings, row.name)
@@ -44,7 +50,7 @@ def settings_of(settings: Settings) -> dict[str, dict[str, Any]]:
 
 
 def samples_of(lines: Iterable[str]) -> Iterator[str]:
-    """Yield the lines of `/metrics` that may be shown."""
+    """Yield the lines of `/metrics` whose labels are all allowed."""
     for line in lines:
         match = _SAMPLE.match(line)
         if match is not None and all(name in LABELS_SHOWN for name, _ in _LABEL.findall(match[2] or "")):

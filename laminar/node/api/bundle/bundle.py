@@ -1,7 +1,7 @@
-"""GET /v1/nodes/{node}/bundle: what a node says of itself, for those who help its operators.
+"""GET /v1/nodes/{node}/bundle: the support bundle of a node, a report for people who help its operators.
 
-Any node answers, by asking the one that is named; there one shard asks the other processes. What may be in it
-is in `allowed`; `tests/cluster/test_bundle.py` looks for planted secrets and records in one.
+Any node answers, by asking the named node, where one shard asks the other processes. `allowed` lists what
+may be in a bundle; `tests/cluster/test_bundle.py` looks for planted secrets and records in one.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _LIMITS: Final[Mapping[str, int]] = {
 
 
 class ShardPart(msgspec.Struct, frozen=True, array_like=True):
-    """What a shard adds to the bundle of its node: its report, and the states of its replicas."""
+    """The part of one shard in the bundle of its node: its report, and the states of its replicas."""
 
     report: ProcessReport
     partitions: list[documents.BundlePartition]
@@ -55,7 +55,7 @@ class ShardPart(msgspec.Struct, frozen=True, array_like=True):
 
 
 class BundleRoute:
-    """The handler, and the methods by which nodes and shards are asked for their part."""
+    """The handler of the route, and the methods that answer other nodes and shards with this one's part."""
 
     def __init__(
         self, services: HostServices, exchange: Exchange, health: ClusterHealth, metrics: MetricsRoute
@@ -63,7 +63,7 @@ class BundleRoute:
         self._services = services
         self._health = health
         self._metrics = metrics
-        # Another node's is handed on as it is: its program may be another version.
+        # The bundle of another node is passed on as it is: its program may be of another version.
         self._nodes = NodeCall[documents.NodeBundle | dict[str, Any]](
             services,
             exchange,
@@ -93,7 +93,7 @@ class BundleRoute:
         return await self._of_node()
 
     async def on_shard_bundle(self, peer: Peer, payload: bytes) -> bytes:
-        """Answer a sibling with this shard's part."""
+        """Answer a sibling (another process of this node) with this shard's part."""
         return msgspec.msgpack.encode(await self._part())
 
     async def _part(self) -> ShardPart:

@@ -1,1 +1,1 @@
-"""Routes of channels: how a channel is set, and where it stands in the partitions of its topic."""
+"""Routes of channels: create and describe channels, receive and acknowledge their records."""

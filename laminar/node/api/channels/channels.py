@@ -1,8 +1,9 @@
 """Routes of channels: create, describe, change, delete, list.
 
-The catalog decides what channels there are and how they are set; the leaders of the partitions open and close
-them as their views of it say (`laminar.node.shard.channels`). A request that creates a channel, or changes
-it, waits until they have, so what is received after its answer is received as it says.
+The catalog records which channels exist, and their settings; the leaders of the partitions open and close
+channels as their views of the catalog say (`laminar.node.shard.channels`). A request that creates or changes
+a channel waits until the leaders have done so, so that the settings apply to everything received after its
+answer.
 """
 
 from __future__ import annotations
@@ -42,17 +43,17 @@ from membership.records import ChannelRecord, TopicRecord
 from membership.requests import CreateChannel, DeleteChannel, Result, UpdateChannel
 
 OPEN_WAIT_S = 5.0
-"""How long a request waits for the leaders to open a channel, or to bring it to its new settings."""
+"""How long a request waits for the leaders to open a channel, or to apply its new settings."""
 OPEN_RETRY_S = 0.02
 _PLACES: Final[dict[str, tuple[tuple[type, ...], tuple[str, ...], str]]] = {
     "start": ((int, str, dict), ("earliest", "latest"), 'earliest, latest, a time, {"cursor": NAME}'),
     "until": ((int, str), (), "now, a time"),
 }
-"""The settings that are places: the types of their values, their words, and what may be said."""
+"""The settings that name places: the types of their values, permitted words, and the text of the limit."""
 
 
 class ChannelRoutes:
-    """The handlers of the routes by which channels are made and shown."""
+    """The handlers of the routes that create, describe, change and delete channels."""
 
     def __init__(
         self,
@@ -161,8 +162,8 @@ class ChannelRoutes:
         """Answer PUT /v1/topics/{topic}/channels/{channel}, once the channel is open in all partitions.
 
         Raises:
-            Problem: 503 `being_created` if it is not open everywhere after `OPEN_WAIT_S`; it exists, and the
-                leaders go on.
+            Problem: 503 `being_created` if the channel is not open in all partitions after `OPEN_WAIT_S`. It
+                exists all the same, and the leaders go on to open it.
         """
         record = self._channels.topic(topic)
         asked = json_body(request, documents.ChannelPatch).settings
@@ -177,7 +178,7 @@ class ChannelRoutes:
         result = await self._ask(ChannelRequest(CreateChannel(topic, channel, wanted)), topic)
         known = _channel_of(result, channel)
         if result.outcome == "already_exists" and known is not None:
-            # To say "now" again is the same request: it ends where it ended at first.
+            # A repeated request with "now" is the same request: the channel keeps its first end.
             is_same = asked.get("until") == "now" and _but_until(wanted) == _but_until(known.settings)
             if not is_same:
                 raise _already_exists(topic, channel, wanted, known)
@@ -196,7 +197,7 @@ class ChannelRoutes:
         return self._shown(record, channel, known, states, created=result.outcome == "created")
 
     def _in_ms(self, settings: dict[str, Any]) -> dict[str, Any]:
-        """Return settings with the times of `start` and `until` in ms; ``now`` is that of this node's clock.
+        """Return settings with the times of `start` and `until` in ms; ``now`` is this node's clock.
 
         Raises:
             Problem: 422 `invalid`, with what is allowed.
@@ -219,12 +220,15 @@ class ChannelRoutes:
         return found
 
     def _check_until(self, settings: dict[str, Any]) -> None:
-        """Refuse an end in the future: leaders look it up when they open the channel. Raises `Problem`."""
+        """Refuse a time `until` in the future: a leader looks up its offset when it opens the channel.
+
+        Raises `Problem`.
+        """
         until, now_ms = settings.get("until"), self._services.clock.wall_ms()
         if until is not None and until > now_ms:
             raise Problem(
                 "invalid",
-                "a channel ends at a time that is over",
+                "until must be a time in the past, or `now`",
                 field="settings.until",
                 value=until,
                 limit=now_ms,
@@ -232,16 +236,19 @@ class ChannelRoutes:
             )
 
     async def _check_trace(self, settings: dict[str, Any]) -> None:
-        """Refuse a setting that a node's program would not know in the log. Raises 503 `not_enabled`."""
+        """Refuse the setting `trace` while a node runs a program that cannot read it.
+
+        Raises 503 `not_enabled`.
+        """
         if "trace" in settings:
             await check_enabled(self._services, TRACE_SINCE, "the setting `trace` of a channel")
 
     async def _check_cursor(self, topic: str, cursor: str) -> None:
-        """Refuse to begin at a cursor that is in no partition: all records would be given out.
+        """Refuse a channel that begins at a cursor which no partition has: it would give out all records.
 
         Raises:
-            Problem: 404 `no_such_cursor`; 503 `not_enabled` while a node's program does not know such a
-                start; 503 while a leader does not answer.
+            Problem: 404 `no_such_cursor`; 503 `not_enabled` while a node runs a program that does not support
+                this start; 503 while a leader does not answer.
         """
         await check_enabled(self._services, CURSOR_START_SINCE, "to begin at a cursor")
         states, _ = await self._cursors.everywhere(topic, cursor)
@@ -257,12 +264,12 @@ class ChannelRoutes:
     async def update(self, request: Request, topic: str, channel: str) -> Response:
         """Answer PATCH /v1/topics/{topic}/channels/{channel}: change settings, if If-Match names the version.
 
-        The answer waits up to `OPEN_WAIT_S` for the leaders to have the new settings; which of them have is
-        seen in their versions.
+        The answer waits up to `OPEN_WAIT_S` until all leaders apply the new settings. Its versions, one for
+        each partition, show which leaders do.
         """
         known = await self._if_match(request, topic, channel)
         patch = self._in_ms(json_body(request, documents.ChannelPatch).settings)
-        # A name that is no setting is refused also with null, which is left out of what is merged.
+        # An unknown name must be refused even if its value is null, so it is merged although nulls are not.
         unknown = {name: value for name, value in patch.items() if name not in SETTINGS}
         merged = unknown | {
             name: value for name, value in (known.settings | patch).items() if value is not None
@@ -273,7 +280,8 @@ class ChannelRoutes:
         _check_size(wanted)
         await self._check_trace(wanted)
         if patch.keys() & {"on_dead", "retry_ms", "retry_max_ms"}:
-            _check_sense(settings)  # else what an earlier program took could not be paused
+            # Only then: else a channel with settings that an earlier program accepted could not be paused.
+            _check_sense(settings)
         step = UpdateChannel(topic, channel, known.version, wanted)
         result = await self._ask(ChannelRequest(step), topic)
         now = _channel_of(result, channel)
@@ -301,7 +309,7 @@ class ChannelRoutes:
         return Response(204)
 
     async def _if_match(self, request: Request, topic: str, channel: str) -> ChannelRecord:
-        """Return the channel's record, whose version If-Match must name; from a newer view if need be.
+        """Return the channel's record if If-Match names its version; refresh the view first if it does not.
 
         Raises:
             Problem: 428 `if_match_required`, 412 `precondition_failed`, or 404.
@@ -318,9 +326,9 @@ class ChannelRoutes:
     async def _until(
         self, topic: str, channel: str, known: ChannelRecord, *, version: int
     ) -> dict[int, list[ChannelState]] | None:
-        """Wait until all leaders have `version` of a channel, or a newer one; return where it stands.
+        """Wait until all leaders have at least `version` of a channel; return its states by partition.
 
-        None after `OPEN_WAIT_S`.
+        Returns None if a leader has not after `OPEN_WAIT_S`.
 
         Raises:
             Problem: 404 if the channel is deleted meanwhile.
@@ -349,7 +357,9 @@ class ChannelRoutes:
     # -- the catalog ---------------------------------------------------------------------
 
     async def _ask(self, request: ChannelRequest, topic: str) -> Result:
-        """Return what the catalog's leader makes of a request. It compares and sets, so a retry is safe.
+        """Send a request to the catalog's leader and return its result.
+
+        A retry is safe: it compares and sets.
 
         Raises:
             Problem: the catalog refused the request, or has no leader.
@@ -389,7 +399,7 @@ def _refusal(answer: CatalogAnswer) -> Problem:
 
 
 def _channel_of(result: Result, name: str) -> ChannelRecord | None:
-    """Return a channel as it is after a command; None if there is none."""
+    """Return a channel's record as it is after a command; None if the channel does not exist."""
     return None if result.topic is None else (result.topic.channels or {}).get(name)
 
 
@@ -405,17 +415,17 @@ def _no_place(field: str, value: Any, allowed: str) -> Problem:
 
 
 def _but_until(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return settings, and only whether they have an end, not where."""
+    """Return a copy of settings in which `until` only says whether there is an end."""
     return settings | {"until": "until" in settings}
 
 
 def _check_size(settings: dict[str, Any]) -> None:
-    """Refuse settings that are too many bytes for the catalog. Raises `Problem`."""
+    """Refuse settings that are larger as JSON than the catalog stores. Raises `Problem`."""
     size = len(msgspec.json.encode(settings))
     if size > MOST_SETTINGS_BYTES:
         raise Problem(
             "invalid",
-            "the settings have too many bytes as JSON",
+            "the settings, as JSON, have too many bytes",
             field="settings",
             value=size,
             limit=MOST_SETTINGS_BYTES,
@@ -424,7 +434,7 @@ def _check_size(settings: dict[str, Any]) -> None:
 
 
 def _check_sense(settings: ChannelSettings) -> None:
-    """Refuse settings of which one makes another mean nothing.
+    """Refuse settings that contradict each other.
 
     Raises:
         Problem: 422 `invalid`.
@@ -448,7 +458,7 @@ def _no_sense(name: str, value: object, limit: object, detail: str) -> Problem:
 
 
 def _check_fixed(known: ChannelRecord, settings: ChannelSettings) -> None:
-    """Refuse a change of what never changes in the life of a channel.
+    """Refuse a change of a setting that is fixed when the channel is created.
 
     Raises:
         Problem: 422 `invalid`.
@@ -457,7 +467,7 @@ def _check_fixed(known: ChannelRecord, settings: ChannelSettings) -> None:
         if asked != is_:
             raise Problem(
                 "invalid",
-                f"{name} never changes: create another channel",
+                f"{name} cannot be changed after the channel is created: create another channel",
                 field=f"settings.{name}",
                 value=msgspec.to_builtins(asked),
                 limit=msgspec.to_builtins(is_),
@@ -466,7 +476,7 @@ def _check_fixed(known: ChannelRecord, settings: ChannelSettings) -> None:
 
 
 def _already_exists(topic: str, channel: str, wanted: dict[str, Any], known: ChannelRecord) -> Problem:
-    """Return 409 `already_exists`, with what differs from the channel that exists."""
+    """Return 409 `already_exists`, which lists how the existing channel's settings differ."""
     different = [
         (name, wanted.get(name, "default"), known.settings.get(name, "default"))
         for name in sorted(known.settings.keys() | wanted.keys())

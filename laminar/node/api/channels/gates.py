@@ -1,9 +1,10 @@
-"""The gate of an ordered channel: it gives out what follows other partitions when it is done with these.
+"""The gate of an ordered channel: a new partition gives out nothing before its ancestors are drained.
 
-A change of the topic's route ends partitions, and others follow. Records of a key lie in the ancestors of the
-partition that holds it now, and are older there. So the leader of the new one asks theirs, once in its term,
-before it gives out the first record. What they answer is final (`Delivery.is_drained`), unless a person moves
-the channel back there. `weak` changes have no gate (`laminar.node.api.consumers.gates`).
+A change of the topic's route seals partitions and creates others that follow them. The older records of a key
+then lie in the ancestors of the partition that has the key now. So the leader of the new partition asks the
+leaders of its ancestors, once in its term, whether the channel is done with them, before it gives out its
+first record. A yes is final (`Delivery.is_drained`), unless a person moves the channel back in an ancestor.
+`weak` changes have no gate (`laminar.node.api.consumers.gates`).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from laminar.node.transport.transport import Peer
 
 
 class ChannelDrainQuestion(msgspec.Struct, frozen=True, array_like=True):
-    """Whether a channel is done with a partition, which its leader is asked."""
+    """The question to a partition's leader whether a channel has drained it (all its records are done)."""
 
     topic: str
     partition: int
@@ -32,7 +33,7 @@ class ChannelDrainQuestion(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ChannelGates:
-    """The gates of the channels of all partitions that this shard leads."""
+    """The gates (waits for drained ancestors) of the channels of all partitions that this shard leads."""
 
     def __init__(
         self, services: ShardServices, leaders: LeaderCall, gates: Gates, deliveries: Deliveries
@@ -44,14 +45,14 @@ class ChannelGates:
         deliveries.precedes = self.precedes
 
     async def precedes(self, partition: Partition, channel: int) -> bool:
-        """Return whether a channel is done with all partitions before this one; False if it is not known."""
+        """Return whether a channel has drained all ancestors of this partition; False if that is unknown."""
         try:
             before = await self._gates.before(partition)
             answers = await asyncio.gather(
                 *(self._ask(ChannelDrainQuestion(partition.topic, number, channel)) for number in before)
             )
         except Problem:
-            # One may have been reclaimed since this view: then the channel was done with it.
+            # An ancestor may have been reclaimed since this view: then the channel had drained it.
             with contextlib.suppress(Problem):
                 await self._services.refresh_view()
             return False
@@ -66,6 +67,6 @@ class ChannelGates:
         return await self._deliveries.of(partition).is_drained(question.channel)
 
     async def on_channel_drained(self, peer: Peer, payload: bytes) -> bool:
-        """Answer another shard about a partition that is led here."""
+        """Answer another shard whether a channel has drained a partition that this shard leads."""
         question = msgspec.msgpack.decode(payload, type=ChannelDrainQuestion)
         return await self._answer(self._leaders.led_here(question.topic, question.partition), question)

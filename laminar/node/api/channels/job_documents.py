@@ -1,4 +1,4 @@
-"""Jobs as JSON answers have them, and as the events of a stream."""
+"""Encode jobs (records given out by a channel) as JSON documents and as server-sent events."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from laminar.node.api.channels.steps import Given
 from laminar.wire.channels import token
 
 HEARTBEAT = b":\n\n"
-"""What a stream sends when it has nothing to say: a comment, which clients leave out."""
+"""The bytes that a stream sends when it has no event: a comment, which clients ignore."""
 
 
 def documents_of(given: Sequence[Given]) -> list[dict[str, Any]]:
-    """Return the records as JSON answers have them, each with its token and attempt."""
+    """Return the JSON documents of records that were given out, each with its token and attempt."""
     found: list[dict[str, Any]] = []
     for part in given:
         batches = [Batch(frame, verified=True) for frame in part.frames]
@@ -42,12 +42,12 @@ def documents_of(given: Sequence[Given]) -> list[dict[str, Any]]:
 
 
 def events_of(given: Sequence[Given]) -> list[bytes]:
-    """Return an event for each record."""
+    """Return a server-sent event for each record that was given out."""
     return [event("job", document) for document in documents_of(given)]
 
 
 def problem_event(problem: Problem) -> bytes:
-    """Return the last event of a stream that ends by a problem."""
+    """Return the last event of a stream that ends because of a problem."""
     return event("problem", problem.document())
 
 

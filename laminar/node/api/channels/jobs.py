@@ -1,8 +1,8 @@
-"""Routes of consumers of a channel: receive records, say what became of them, move, and look at the dead.
+"""Routes of a channel's consumers: receive records, acknowledge them, move the channel, list dead records.
 
-Any node takes each request. To receive it asks the leaders of the partitions which of them have something,
-and takes from these only: a leader that was asked to wait gives out nothing, so no record is out for a
-consumer that is gone.
+Any node takes each request. For a receive it first asks the leaders of the partitions to wait until they have
+records, which gives out none, and then takes records from the leaders that have some. So no record is given
+out to a consumer that went away during the wait.
 """
 
 from __future__ import annotations
@@ -58,12 +58,15 @@ from laminar.wire.channels import (
 from membership.records import ChannelRecord, TopicRecord
 
 FIRST_S: Final = 0.5
-"""How long the partition that is asked first may take before the others are asked, too."""
+"""How long the first partition's leader may take to answer before the others are asked, too."""
 PAUSE_S: Final = 0.05
 MOST_PAUSE_S: Final = 0.5
-"""The pause before all partitions are asked again that said at once that they have nothing; it doubles."""
+"""The longest pause before partitions that answered at once, without records, are asked again.
+
+The pause begins with `PAUSE_S` and doubles.
+"""
 ANSWER_S: Final = 1.0
-"""How long a leader has to answer, beside what it is asked to wait."""
+"""How long a leader has to answer, in addition to the wait that it is asked for."""
 
 
 class JobRoutes:
@@ -73,7 +76,8 @@ class JobRoutes:
         self._services = services
         self._channels = channels
         self._steps = steps
-        # The place in the list of partitions at which the next request begins, so that all get their turn.
+        # The index of the partition that is asked first; it advances with each request, so all get their
+        # turn.
         self._turn = 0
         self._releases: set[asyncio.Task[None]] = set()
         self._streams = JobStreams(services, channels, steps, self)
@@ -83,7 +87,7 @@ class JobRoutes:
     def receive(self, request: Request, topic: str, channel: str) -> Coroutine[Any, Any, Response]:
         """Answer POST /v1/topics/{topic}/channels/{channel}/receive.
 
-        A consumer that is gone is given nothing: its request ends, and what is taken for it is released.
+        When the consumer's connection is closed, the request ends, and records taken for it are released.
         """
         request.ends_with_peer = True
         return self._received(request, topic, channel)
@@ -98,7 +102,7 @@ class JobRoutes:
         elif asked.credit is not None:
             raise Problem(
                 "invalid",
-                f"credit is of a stream: accept {STREAM_TYPE}",
+                f"only a stream has a credit: send the header Accept: {STREAM_TYPE}",
                 field="credit",
                 value=asked.credit,
                 outcome="not_applied",
@@ -126,14 +130,17 @@ class JobRoutes:
         return Response.json(answer)
 
     async def receive_from(self, topic: TopicRecord, channel: int, asked: documents.Receive) -> list[Given]:
-        """Return what the leaders give, of the partition whose turn it is first."""
+        """Return records given out by the partitions' leaders; the partitions take turns to be asked first.
+
+        Returns an empty list if none has any within the request's wait.
+        """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + min(asked.wait_ms, MAX_WAIT_MS) / 1000
         numbers = list(topic.numbers)
         self._turn = (self._turn + 1) % len(numbers)
         numbers = numbers[self._turn :] + numbers[: self._turn]
-        # What has something is mostly the first that is asked: it is asked at once. Its leader may be gone;
-        # what it gives after others have given goes back.
+        # The first partition mostly has records, so it is asked for them at once, without a wait. Its leader
+        # may be gone; records that it gives out after others have answered are released.
         first = numbers[:1] if len(numbers) > 1 else numbers
         is_all = len(numbers) == 1
         asking_first = self._begin(topic.name, first, channel, asked, is_all=is_all)
@@ -175,9 +182,11 @@ class JobRoutes:
         *,
         is_all: bool = True,
     ) -> list[Given]:
-        """Take from one partition after the other until there is enough; unless `is_all`, others come next.
+        """Take records from one partition after the other, until there are as many as asked for.
 
-        It goes on to its end when the request is cancelled, as a leader that was asked may have given.
+        `is_all` False says that the caller asks other partitions later, so that one that fails is only
+        skipped. If the request is cancelled, the taking goes on in the background, and its records are
+        released.
         """
         taking = self._begin(topic, numbers, channel, asked, is_all=is_all)
         try:
@@ -202,7 +211,7 @@ class JobRoutes:
             self._release(topic, channel, taking.result())
 
     def _release(self, topic: str, channel: int, given: Iterable[Given]) -> None:
-        """Give back, in the background, what was taken for a consumer that is gone."""
+        """Release, in the background, the records that were taken for a consumer that is gone."""
         for each in given:
             self.release(
                 topic,
@@ -211,7 +220,7 @@ class JobRoutes:
             )
 
     def release(self, topic: str, channel: int, named: Sequence[Named]) -> None:
-        """Give back, in the background, records of one partition."""
+        """Release, in the background, records of one partition: they go to other consumers."""
         if not named:
             return
         steps = [Step("release", each) for each in named]
@@ -222,7 +231,7 @@ class JobRoutes:
         task.add_done_callback(self._releases.discard)
 
     async def _settled_quietly(self, request: SettleRequest) -> None:
-        with suppress(Problem):  # else the records' time ends it
+        with suppress(Problem):  # if it fails, the deliveries expire
             await self._steps.settle(request)
 
     async def _taken(
@@ -241,7 +250,7 @@ class JobRoutes:
             try:
                 given = await self._steps.receive(request)
             except Problem as problem:
-                # Another partition goes on without this one, or it has not the channel yet.
+                # The other partitions are asked without this one, which may not have the channel yet.
                 if found or problem.code == "being_created":
                     continue
                 if problem.outcome == "not_applied" and not (is_all and number == numbers[-1]):
@@ -263,14 +272,14 @@ class JobRoutes:
         wait_s: float,
         asking: asyncio.Task[list[Given]] | None,
     ) -> list[int]:
-        """Return partitions that have something, as soon as one has; none after `wait_s`.
+        """Wait until a partition has records to give out; return all that have some, none after `wait_s`.
 
-        Return also once `asking` is done.
+        It also returns once `asking` (the request for records of the first partition) is done.
 
         Raises:
             Problem: the first one, if no leader answers.
         """
-        wait_ms = math.ceil(wait_s * 1000)  # rounded down, the last of it would be asked for again and again
+        wait_ms = math.ceil(wait_s * 1000)  # rounded down, a rest below 1 ms would be repeated endlessly
         tasks = {
             asyncio.create_task(
                 self._steps.receive(ReceiveRequest(topic, number, channel, 0, wait_ms))
@@ -373,7 +382,10 @@ class JobRoutes:
         return await self._listed(request, topic, channel, "dead")
 
     async def _listed(self, request: Request, topic: str, channel: str, what: str) -> Response:
-        """Answer with the records of one partition after the other, until the page or its budget is full."""
+        """Answer with a page of records that are aside or dead (`what`), one partition after the other.
+
+        The page ends when it has as many records as asked for, or the budget for reads is used up.
+        """
         limit = integer(request, "limit", 100, minimum=1, maximum=MAX_PAGE)
         query = request.query
         key = query["key"].encode() if "key" in query else None
@@ -382,7 +394,8 @@ class JobRoutes:
         first, offset = _after(query.get("after", ""))
         numbers = [number for number in self._channels.topic(topic).numbers if number >= first]
         begin = {number: offset if number == first else 0 for number in numbers}
-        # Most partitions have nothing: which do is asked of all at once, what they have of one at a time.
+        # Most partitions have none. First all are asked at once which have some, then these one after the
+        # other.
         counts = await asyncio.gather(
             *(
                 self._steps.aside(
@@ -422,7 +435,9 @@ class JobRoutes:
             raise Problem("invalid", "give either replay or drop", field="replay", outcome="not_applied")
         if isinstance(chosen, str):
             if chosen != "all":
-                raise Problem("invalid", 'tokens, or "all"', field=field, value=chosen, limit="all")
+                raise Problem(
+                    "invalid", 'give a list of tokens, or "all"', field=field, value=chosen, limit="all"
+                )
             named: dict[int, list[int] | None] = dict.fromkeys(record.numbers)
         else:
             named = {}
@@ -447,17 +462,17 @@ class JobRoutes:
 
 
 def _as_of_older(answer: AsideAnswer, asked: AsideRequest) -> AsideAnswer:
-    """Return the answer of a program that neither searches nor reads, as others give it.
+    """Return the answer of an older program, which cannot search or read records, in today's form.
 
     Raises:
-        Problem: 503 `not_enabled` if something is looked for.
+        Problem: 503 `not_enabled` if the request searches for something.
     """
     budget, listed = asked.budget, answer.records
     assert budget is not None
     if asked.wanted != Wanted():
         raise Problem(
             "not_enabled",
-            f"the leader of partition {asked.partition} has a program that does not search yet",
+            f"the leader of partition {asked.partition} runs a program that cannot search yet",
             outcome="not_applied",
         )
     more = answer.count > len(listed)
@@ -521,7 +536,10 @@ def _check_partitions(topic: TopicRecord, named: Iterable[Named], field: str) ->
 
 
 def _steps(asked: documents.Acks) -> list[Step]:
-    """Return what a request says of records. Raises 422 `invalid`."""
+    """Return the steps (ack, release, nack, extend) of a request, one for each token.
+
+    Raises 422 `invalid`.
+    """
     steps: list[Step] = [Step("ack", named) for named in _parsed(asked.ack, "ack")]
     steps += [Step("release", named) for named in _parsed(asked.release, "release")]
     steps += [
@@ -537,7 +555,7 @@ def _steps(asked: documents.Acks) -> list[Step]:
     if len(steps) > MAX_NAMED:
         raise Problem(
             "invalid",
-            f"a request has {MAX_NAMED:,} tokens at most",
+            f"a request may have {MAX_NAMED:,} tokens at most",
             field="tokens",
             value=len(steps),
             limit=MAX_NAMED,
@@ -573,5 +591,5 @@ def _after(text: str) -> tuple[int, int]:
         return 0, 0
     number, _, offset = text.partition(":")
     if not (number.isdecimal() and offset.isdecimal() and len(text) < 40):
-        raise Problem("invalid", "give what `next` of the last page said", field="after", value=text[:80])
+        raise Problem("invalid", "after must be `next` of the previous page", field="after", value=text[:80])
     return int(number), int(offset)

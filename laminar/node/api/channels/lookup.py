@@ -1,4 +1,4 @@
-"""The catalog's record of a channel that a request names, or 404."""
+"""Look up the catalog's record of a channel that a request names, or answer 404."""
 
 from __future__ import annotations
 
@@ -9,22 +9,28 @@ from membership.records import ChannelRecord, TopicRecord
 
 
 class ChannelLookup:
-    """Records of channels by name, from this shard's copy of the catalog."""
+    """Looks up records of channels by name in this shard's view (its copy of the catalog)."""
 
     def __init__(self, services: ShardServices, topics: TopicLookup) -> None:
         self._services = services
         self._topics = topics
 
     def topic(self, topic: str) -> TopicRecord:
-        """Return the topic's record. Raises `Problem` as `TopicLookup.record` does."""
+        """Return the topic's record.
+
+        Raises `Problem`: 404 `no_such_topic`, or 503 if the view has none yet.
+        """
         return self._topics.record(topic)
 
     def known(self, topic: str, name: str) -> ChannelRecord | None:
-        """Return a channel's record in the view, which may be old; None if it has none. Raises `Problem`."""
+        """Return a channel's record from the view, which may be old; None if it has none.
+
+        Raises `Problem`.
+        """
         return (self._topics.record(topic).channels or {}).get(name)
 
     async def record(self, topic: str, name: str) -> ChannelRecord:
-        """Return a channel's record, from a newer view if this one has none.
+        """Return a channel's record; refresh the view first if it has none.
 
         Raises:
             Problem: 404 `no_such_topic` or `no_such_channel`; 503 if the catalog does not confirm that.

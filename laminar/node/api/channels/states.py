@@ -1,8 +1,8 @@
-"""Where channels stand in the partitions of a topic, as their leaders say.
+"""The progress of channels in the partitions of a topic, as reported by the partitions' leaders.
 
-A channel's place is in the partitions' logs. So a description asks the leader of each partition, waits for
-none of them longer than `ANSWER_S`, and says which did not answer. A leader answers when all that it has seen
-in its log is committed.
+A channel's progress is recorded in the partitions' logs. So a description asks the leader of each partition,
+waits for none longer than `ANSWER_S`, and names those that did not answer. A leader answers once its log is
+committed up to the end that it had at the request.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _POLICY = RetryPolicy(
 
 
 class ChannelQuestion(msgspec.Struct, frozen=True, array_like=True):
-    """Ask the leader of a partition where a channel stands; `channel` 0: where all do."""
+    """The question to a partition's leader for the state of a channel; `channel` 0 asks for all channels."""
 
     topic: str
     partition: int
@@ -38,14 +38,16 @@ class ChannelQuestion(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ChannelState(msgspec.Struct, frozen=True, array_like=True):
-    """Where a channel stands in one partition.
+    """The state of a channel in one partition.
 
-    `version`: of the settings that are in force. `next`: the first record that was never given out, before
-    the end offset `end`. `depth`: how many are to be given out yet, at most. `aside`: without the dead ones.
-    `lost`: how many left the log before they were done. `oldest_ms`: when the oldest record was
-    appended that is neither done nor dead; 0: there is none. `blocked`: too many are open for new ones.
-    `pinned`: those of `out` that a transaction is to acknowledge. `kept_bytes`: of the log, what retention
-    would trim if the channel, maybe with others, let it.
+    `version` is that of the settings that the leader applies. `next` is the offset of the first record that
+    was never given out, `end` the end offset. Numbers of records: `depth` at most are still to be given out,
+    `out` are out (given out, not acknowledged yet), `pinned` of these are to be acknowledged by a
+    transaction, `aside` wait for another attempt, `dead` have failed too often, `lost` left the log before
+    they were done. `oldest_ms` is the time at which the oldest record was appended that is neither done nor
+    dead; 0 if there is none. `blocked` says that too many records are out or aside to give out more.
+    `kept_bytes` is the size of the log that retention would trim if this channel did not need it; other
+    channels may need it, too.
     """
 
     partition: int
@@ -65,14 +67,14 @@ class ChannelState(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ChannelStates:
-    """Asks the leaders of partitions where channels stand, and answers others where this shard leads."""
+    """Asks the leaders of partitions for the states of channels, and answers for partitions led here."""
 
     def __init__(self, services: ShardServices, leaders: LeaderCall) -> None:
         self._services = services
         self._leaders = leaders
 
     async def of(self, topic: str, numbers: Iterable[int], channel: int = 0) -> dict[int, list[ChannelState]]:
-        """Return, by partition, where a channel (0: all) stands; without those whose leaders don't answer."""
+        """Return a channel's states by partition (0: those of all channels), if its leader answers."""
         asked = list(numbers)
         answers = await asyncio.gather(*(self._ask(topic, number, channel) for number in asked))
         return {number: states for number, states in zip(asked, answers, strict=True) if states is not None}
@@ -97,14 +99,14 @@ class ChannelStates:
         return [await state_of(partition, each, end=end, full=full) for each in found]
 
     async def on_channel_states(self, peer: Peer, payload: bytes) -> list[ChannelState]:
-        """Answer another shard for a partition that is led here."""
+        """Answer another shard with the states of channels in a partition that this shard leads."""
         question = msgspec.msgpack.decode(payload, type=ChannelQuestion)
         partition = self._leaders.led_here(question.topic, question.partition)
         return await self._here(partition, question)
 
 
 async def state_of(partition: Partition, channel: Channel, *, end: int, full: bool) -> ChannelState:
-    """Return where a channel stands before `end`; `full`: its partition has too many open records."""
+    """Return the state of a channel. `full` says that its partition has too many records out or aside."""
     waiting = [offset for offset, each in channel.aside.items() if each.why is not Why.DEAD]
     last, kept = channel.last(end), partition.context.kept_log
     oldest = min((channel.next, *channel.out, *waiting))
@@ -124,12 +126,15 @@ async def state_of(partition: Partition, channel: Channel, *, end: int, full: bo
         pinned=len(channel.pins),
         kept_bytes=0 if kept is None else kept.bytes_of(channel.id),
     )
-    # The table may change while the log is read: what is said is of one moment.
+    # The table may change while the log is read, so the state is computed before, at one moment.
     return state if oldest >= last else replace(state, oldest_ms=await _appended_ms(partition, oldest))
 
 
 async def _appended_ms(partition: Partition, offset: int) -> int:
-    """Return when a record was appended, or the first one that is left; 0 if that cannot be read now."""
+    """Return the append time of a record in ms, or that of the first retained record if this one is trimmed.
+
+    Returns 0 if the time cannot be read now.
+    """
     copy = partition.state.channels.copies.get(offset)
     if copy is not None:
         return copy.time_ms

@@ -1,7 +1,7 @@
 """Steps of consumers in one partition of a channel, each carried out by the partition's leader.
 
-A step may be repeated. To receive again may leave what was given out before the answer was lost: it comes to
-another consumer when its time is over.
+A step may be repeated. Records that were given out in an answer that was lost stay out until their delivery
+expires; then another consumer gets them.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from laminar.node.transport.transport import Peer
 from laminar.wire.channels import Named
 
 ASK_S = 2.0
-"""The longest that a leader is asked to wait for records; the consumer's request asks again."""
+"""The longest wait for records that one request asks a leader for; a consumer's longer wait asks again."""
 _ASK = RetryPolicy(
     attempts_s=ASK_S, pause_s=STEP_PAUSE_S, repeatable=True, conclude=keep_code, election_wait_s=ASK_S
 )
-# What was not answered may have been given out: it is not asked for again before its time is over.
+# A request without an answer may have given out records, so it is not repeated.
 _RECEIVE = RetryPolicy(attempts_s=STEP_ATTEMPTS_S, pause_s=STEP_PAUSE_S, repeatable=False, conclude=keep_code)
 
 
 class ReceiveRequest(msgspec.Struct, frozen=True, array_like=True):
-    """Receive up to `wanted` records of a channel; 0: wait until there is one."""
+    """Request to receive up to `wanted` records of a channel; 0 only waits until there is one."""
 
     topic: str
     partition: int
@@ -45,7 +45,10 @@ class ReceiveRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Given(msgspec.Struct, frozen=True, array_like=True):
-    """What a leader has given: see `Jobs`. Without `runs`: there is something to be had."""
+    """Records given out by a leader (fields as in `Jobs`).
+
+    Empty `runs` say that records are available, but that none was given out.
+    """
 
     partition: int
     floor: int
@@ -55,7 +58,7 @@ class Given(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SettleRequest(msgspec.Struct, frozen=True, array_like=True):
-    """Say of records what became of them."""
+    """Request to acknowledge, release, nack or extend deliveries of one partition."""
 
     topic: str
     partition: int
@@ -64,14 +67,17 @@ class SettleRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SettleAnswer(msgspec.Struct, frozen=True, array_like=True):
-    """How many are as was asked, and those whose delivery is not out any more."""
+    """The number of records whose step took effect, and the records whose delivery was over (`late`)."""
 
     done: int
     late: list[Named]
 
 
 class EndedRequest(msgspec.Struct, frozen=True, array_like=True):
-    """Ask which deliveries of a stream are over, up to `wait_ms` until one is. `stream` is its number."""
+    """Request for the deliveries of a stream that are over; waits up to `wait_ms` until one is.
+
+    `stream` is the random number of the stream, `named` lists its deliveries.
+    """
 
     topic: str
     partition: int
@@ -82,14 +88,14 @@ class EndedRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class EndedAnswer(msgspec.Struct, frozen=True, array_like=True):
-    """The deliveries that are over, by committed entries; of how many records because they were late."""
+    """The deliveries that committed entries have ended; `late` counts their records that expired."""
 
     ended: list[Named]
     late: int
 
 
 class PlaceRequest(msgspec.Struct, frozen=True, array_like=True):
-    """Give out from a place on: an offset, or ``earliest``, ``latest``, or a time in ms as text."""
+    """Request to move a channel to `place`: an offset, ``earliest``, ``latest``, or a time in ms as text."""
 
     topic: str
     partition: int
@@ -99,11 +105,11 @@ class PlaceRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class AsideRequest(msgspec.Struct, frozen=True, array_like=True):
-    """List the records that are aside, or do something with the dead ones.
+    """Request to list the records that are aside or dead, or to retry or drop dead ones.
 
-    `what`: "aside", "dead", "retry" or "drop". `offsets` None: all, for the last two. Listed is what is
-    `wanted` from offset `after` on, as far as the `budget` lets it be read; without one, up to `limit` as
-    the table has them, without keys and tags.
+    `what` is "aside", "dead", "retry" or "drop". The last two apply to `offsets`, or to all if that is None.
+    The first two list the records that match `wanted` from offset `after` on, until the `budget` for reads is
+    used up. Without a budget they list up to `limit` records from memory, without keys and tags.
     """
 
     topic: str
@@ -118,9 +124,10 @@ class AsideRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class AsideRecord(msgspec.Struct, frozen=True, array_like=True):
-    """A record that is aside. `due_ms`: when it is tried again, or when it died.
+    """A record that is aside (it waits for another attempt, or is dead).
 
-    `is_read` False: it could not be read, so its key and tag are not known.
+    `due_ms` is the time of the next attempt, or that of its death. With `is_read` False the record could not
+    be read, so its key and tag are unknown.
     """
 
     partition: int
@@ -136,10 +143,10 @@ class AsideRecord(msgspec.Struct, frozen=True, array_like=True):
 
 
 class AsideAnswer(msgspec.Struct, frozen=True, array_like=True):
-    """How many there are, or were; and those that were to be listed.
+    """The number of records that are aside or dead, or that were retried or dropped; and the listed records.
 
-    `next`: the offset from which to go on, None: all were looked at. `left` is what is left of the budget;
-    None: there was none, or an older program has answered, which knows none.
+    `next` is the offset at which the next page begins; None after the last. `left` is the rest of the budget;
+    None if the request had none, or the answer is that of an older program without budgets.
     """
 
     count: int
@@ -149,7 +156,7 @@ class AsideAnswer(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ChannelSteps:
-    """Carries out steps of consumers: at partitions' leaders, and for other shards where this one leads."""
+    """Sends steps of consumers to partitions' leaders, and carries out those of partitions led here."""
 
     def __init__(self, deliveries: Deliveries, leaders: LeaderCall) -> None:
         self._deliveries = deliveries
@@ -158,7 +165,7 @@ class ChannelSteps:
     # -- receive -------------------------------------------------------------------------
 
     async def receive(self, request: ReceiveRequest) -> Given | None:
-        """Return what the leader gives; None if it has nothing in time. Raises `Problem`."""
+        """Return the records that the leader gives out; None if it has none in time. Raises `Problem`."""
         return await self._leaders.ask(
             "channel_receive",
             request,
@@ -182,14 +189,17 @@ class ChannelSteps:
         return Given(jobs.partition, jobs.floor, jobs.runs, frames, list(jobs.late))
 
     async def on_receive(self, peer: Peer, payload: bytes) -> Given | None:
-        """Carry out a step for another shard, on a partition that is led here."""
+        """Carry out a receive for another shard, on a partition that this one leads."""
         request = msgspec.msgpack.decode(payload, type=ReceiveRequest)
         return await self._receive(self._leaders.led_here(request.topic, request.partition), request)
 
     # -- settle --------------------------------------------------------------------------
 
     async def settle(self, request: SettleRequest) -> SettleAnswer:
-        """Return what the leader says of records that were given out. Raises `Problem`."""
+        """Acknowledge, release, nack or extend deliveries at the leader; return its answer.
+
+        Raises `Problem`.
+        """
         return await self._leaders.ask(
             "channel_settle",
             request,
@@ -206,14 +216,14 @@ class ChannelSteps:
         return SettleAnswer(settled.done, settled.late)
 
     async def on_settle(self, peer: Peer, payload: bytes) -> SettleAnswer:
-        """Carry out a step for another shard, on a partition that is led here."""
+        """Settle deliveries for another shard, on a partition that this one leads."""
         request = msgspec.msgpack.decode(payload, type=SettleRequest)
         return await self._settle(self._leaders.led_here(request.topic, request.partition), request)
 
-    # -- what is over --------------------------------------------------------------------
+    # -- deliveries that are over --------------------------------------------------------
 
     async def ended(self, request: EndedRequest) -> EndedAnswer:
-        """Return which deliveries are over; none if all are out after the wait. Raises `Problem`."""
+        """Return the deliveries that are over; none if all are still out after the wait. Raises `Problem`."""
         return await self._leaders.ask(
             "channel_ended",
             request,
@@ -230,14 +240,17 @@ class ChannelSteps:
         return EndedAnswer(ended, late)
 
     async def on_ended(self, peer: Peer, payload: bytes) -> EndedAnswer:
-        """Answer another shard's question, on a partition that is led here."""
+        """Answer another shard with the deliveries that are over, for a partition that this one leads."""
         request = msgspec.msgpack.decode(payload, type=EndedRequest)
         return await self._ended(self._leaders.led_here(request.topic, request.partition), request)
 
     # -- places --------------------------------------------------------------------------
 
     async def seek(self, request: PlaceRequest) -> int:
-        """Move a channel in one partition; return the offset from which it gives out. Raises `Problem`."""
+        """Move a channel in one partition; return the offset from which it gives out now.
+
+        Raises `Problem`.
+        """
         return await self._leaders.ask(
             "channel_seek", request, int, here=self._seek, policy=STEP, timeout_s=FORWARDED_APPEND_S
         )
@@ -268,14 +281,17 @@ class ChannelSteps:
         return offset
 
     async def on_seek(self, peer: Peer, payload: bytes) -> int:
-        """Carry out a step for another shard, on a partition that is led here."""
+        """Move a channel for another shard, in a partition that this one leads."""
         request = msgspec.msgpack.decode(payload, type=PlaceRequest)
         return await self._seek(self._leaders.led_here(request.topic, request.partition), request)
 
     # -- aside and dead ------------------------------------------------------------------
 
     async def aside(self, request: AsideRequest) -> AsideAnswer:
-        """List what is aside, or do something with the dead. Raises `Problem`."""
+        """List records that are aside or dead, or retry or drop dead ones, at the leader.
+
+        Raises `Problem`.
+        """
         return await self._leaders.ask(
             "channel_aside", request, AsideAnswer, here=self._aside, policy=STEP, timeout_s=FORWARDED_APPEND_S
         )
@@ -317,6 +333,6 @@ class ChannelSteps:
         return AsideAnswer(len(offsets), records, page.next, page.left)
 
     async def on_aside(self, peer: Peer, payload: bytes) -> AsideAnswer:
-        """Carry out a step for another shard, on a partition that is led here."""
+        """List or change records that are aside for another shard, in a partition that this one leads."""
         request = msgspec.msgpack.decode(payload, type=AsideRequest)
         return await self._aside(self._leaders.led_here(request.topic, request.partition), request)

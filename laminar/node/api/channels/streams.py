@@ -1,17 +1,18 @@
-"""Streams of jobs: one answer without end, whose consumer has a bounded number of jobs out.
+"""Streams of jobs: an endless answer that gives records to a consumer, a bounded number of them at a time.
 
-A stream gives jobs as server-sent events, as long as its connection stands. Its *credit* is how many may be
-out: what is acknowledged, refused, released or late by the word of the partition's leader makes room for as
-many others. The node that serves the stream remembers what it gave, and asks the leaders which of that is
-over, so it makes no difference who says so to which node. What the leader says is committed: no change of
-leaders takes an end back, so no credit is given twice.
+A stream sends jobs (records that are given out) as server-sent events while its connection is open. Its
+*credit* is the most jobs that may be out (given out, not over). A job that is acknowledged, failed, released
+or expired, as the partition's leader says, makes room for another. The node that serves the stream remembers
+the jobs it sent, and asks the leaders which are over, so a job may be acknowledged through any node. The
+leaders' answers are committed: no change of leaders undoes the end of a delivery, so no credit is given
+twice.
 
-1. *Nothing is taken that the consumer has no credit for*, and nothing while it does not read: the writer of
-   the connection asks for the next event when the one before has gone out.
-2. *A stream ends with its connection*, and what is out of it is released at once.
-3. *A stream ends when the credential of its principal does*: it may last for days.
-4. *A consumer that lets all its jobs be late is taken for one that stands still*, and its stream ends: else
-   it would use up the attempts of job after job. One that lets a few be late goes on.
+1. *No job is taken without credit for it*, and none while the consumer does not read: the writer of the
+   connection asks for the next event when the previous one is sent.
+2. *A stream ends with its connection*, and its jobs that are out are released at once.
+3. *A stream ends when the credential of its principal expires or is revoked*: a stream may last for days.
+4. *A consumer that lets all its jobs expire counts as stuck*, and its stream ends: else it would use up the
+   attempts of job after job. A consumer that lets a few jobs expire keeps its stream.
 """
 
 from __future__ import annotations
@@ -36,36 +37,40 @@ from laminar.wire.channels import CHANNEL_HEADER, STREAM_TYPE, Named
 from membership.records import TopicRecord
 
 HEARTBEAT_S: Final = 10.0
-"""How long a stream says nothing at most; by what is not acknowledged it is found that a peer is gone."""
+"""The longest silence of a stream: then it sends a comment, so that TCP finds a peer that is gone."""
 PAUSE_S: Final = 0.5
 """The pause after a leader could not be asked."""
 LATE_ROUNDS: Final = 3
-"""A stream ends when, one after the other, this many times as many jobs are late as it had at a time."""
+"""A stream ends when this many times its most jobs at a time have expired and none ended otherwise."""
 SHARE: Final = 4
-"""Streams that a principal may have, for each that there is room for."""
+"""The most streams that a principal may have, as a multiple of the free room: 4 means four fifths of all."""
 DEFAULT_CREDIT: Final = 100
 STREAMS_SINCE: Final = 5
 """The code version at which all leaders can be asked which deliveries are over."""
 
 
 class Jobs(Protocol):
-    """What a stream needs of the requests for jobs."""
+    """The functions of `JobRoutes` that a stream uses: receive and release jobs."""
 
     async def receive_from(self, topic: TopicRecord, channel: int, asked: documents.Receive) -> list[Given]:
-        """Return what the leaders give, [] if none has anything in time; cancelled, it gives all back."""
+        """Return records that the leaders give out, [] if none has any in time.
+
+        If it is cancelled, the records that it took are released.
+        """
         raise NotImplementedError
 
     def release(self, topic: str, channel: int, named: Sequence[Named]) -> None:
-        """Give back, in the background, records of one partition."""
+        """Release, in the background, records of one partition: they go to other consumers."""
 
 
 class Held:
-    """The jobs that a stream has out, by partition and offset, with the numbers of their deliveries."""
+    """The jobs of a stream that are out, by partition and offset, with the numbers of their deliveries."""
 
     def __init__(self, credit: int) -> None:
         self._credit = credit
         self._out: dict[int, dict[int, int]] = {}
-        # How many were late since another end was seen, and the most that were out at a time since then.
+        # The number of jobs that expired since one ended otherwise, and the most jobs out at a time since
+        # then.
         self._late = 0
         self._most = 0
 
@@ -74,21 +79,21 @@ class Held:
 
     @property
     def free(self) -> int:
-        """How many more jobs the consumer may have."""
+        """The number of further jobs that the consumer may have."""
         return self._credit - len(self)
 
     @property
     def stands_still(self) -> bool:
-        """Whether the consumer has let job after job be late."""
+        """Whether the consumer seems stuck: it has let job after job expire."""
         return self._late > 0 and self._late >= LATE_ROUNDS * self._most
 
     def give(self, given: Given) -> None:
-        """Note that jobs are out."""
+        """Record jobs that were given out."""
         out = self._out.setdefault(given.partition, {})
         late = set(given.late)
         for run in given.runs:
             for offset in range(run.first, run.end):
-                # One that comes again was over before this stream has heard of it.
+                # A job that comes again: its previous delivery had ended before this stream learnt of it.
                 if offset in out and offset in late:
                     self._late += 1
                 elif offset in out:
@@ -97,7 +102,7 @@ class Held:
         self._most = max(self._most, len(self))
 
     def end(self, partition: int, answer: EndedAnswer) -> int:
-        """Note that deliveries are over; return how many of them were out."""
+        """Remove deliveries that are over; return the number of jobs that were removed."""
         out = self._out.get(partition, {})
         found = 0
         for named in answer.ended:
@@ -111,12 +116,12 @@ class Held:
         return found
 
     def keep(self, partitions: Sequence[int]) -> None:
-        """Forget what was in partitions that are gone: a partition is reclaimed when all in it is done."""
+        """Forget the jobs of all other partitions: these were reclaimed, so all their records are done."""
         for number in self._out.keys() - set(partitions):
             del self._out[number]
 
     def named(self) -> dict[int, list[Named]]:
-        """Return what is out by partition, as ranges of one delivery."""
+        """Return the jobs that are out, by partition, as ranges of offsets of one delivery each."""
         found: dict[int, list[Named]] = {}
         for number, out in self._out.items():
             by_delivery: dict[int, list[int]] = {}
@@ -146,9 +151,9 @@ class JobStreams:
         self._open_of: Counter[str] = Counter()
 
     async def check(self, principal: str) -> None:
-        """Refuse a stream that there is no room for, or that a leader would not understand.
+        """Refuse a stream beyond the limits, or while not all nodes support streams.
 
-        Of all principals one alone may have four fifths, so none keeps out the others.
+        One principal may have four fifths of all streams, so that there is room for others.
 
         Raises:
             Problem: 429 `quota`; 503 `not_enabled`.
@@ -177,7 +182,10 @@ class JobStreams:
         principal: Principal,
         who: Who,
     ) -> Response:
-        """Return the answer of a stream, which begins when it is sent; `who` asks."""
+        """Return the answer of a stream for requester `who`.
+
+        Nothing is received before the answer is sent.
+        """
         headers = [
             ("Content-Type", STREAM_TYPE),
             ("Cache-Control", "no-store"),
@@ -196,7 +204,7 @@ class JobStreams:
         principal: Principal,
         who: Who,
     ) -> AsyncIterator[bytes]:
-        """Yield the events of a stream until it is closed; the last one may be a problem."""
+        """Yield the events of a stream until its connection is closed; the last event may be a problem."""
         ask_for(who)  # the task that sends the answer is not the one of the request
         try:
             await self.check(principal.name)  # again: others may have begun since
@@ -206,7 +214,7 @@ class JobStreams:
         self.open += 1
         self._open_of[principal.name] += 1
         held = Held(asked.credit or DEFAULT_CREDIT)
-        # Of this stream alone, at every leader.
+        # A number by which every leader knows this stream.
         number = self._services.rng.getrandbits(63)
         loop = asyncio.get_running_loop()
         said_s = loop.time()
@@ -234,7 +242,7 @@ class JobStreams:
                     if problem.status < 500 and not problem.retriable:
                         yield problem_event(problem)
                         return
-                    # What was given out in an answer that was lost comes again when its time is over.
+                    # Records that were given out in a lost answer come again when their delivery expires.
                     await asyncio.sleep(PAUSE_S)
                 for each in given:
                     held.give(each)
@@ -257,7 +265,7 @@ class JobStreams:
                 self._jobs.release(topic, channel_id, named)
 
     async def _until_one_ends(self, topic: str, channel: int, stream: int, held: Held) -> None:
-        """Wait, up to `ASK_S`, until a leader says that something is over; note what is.
+        """Wait, up to `ASK_S`, until a leader says that deliveries are over, and remove these from `held`.
 
         Raises:
             Problem: the first one, if no leader could be asked.
@@ -290,7 +298,7 @@ class JobStreams:
 def _stands_still(out: int) -> Problem:
     return Problem(
         "request_timeout",
-        "the consumer of this stream let one job after the other be late; it ends, and they go to others",
+        "the consumer of this stream let job after job expire: the stream ends, other consumers get its jobs",
         field="credit",
         value=out,
         hint="Acknowledge jobs in time, extend them, or ask for fewer.",

@@ -1,14 +1,15 @@
 """An operator's decision to accept a loss, for a partition that would otherwise wait for absent replicas.
 
 There are two cases (docs/consensus.md#accepting-a-loss). In the first a majority answers, but some of its
-replicas may have forgotten what they acknowledged: their votes then count, for the best log among those that
-answer. In the second a majority is gone for good: the catalog records that the group continues with the best
-log that is left, and without the replicas that don't answer, which never take part again. The route reports
-what may be lost, and accepts the loss only with `accept_loss=true`. Nothing calls it automatically.
+replicas may have forgotten what they acknowledged: with the operator's consent their votes count, but only
+for the best log among those that answer. In the second a majority is gone for good: the catalog records that
+the group continues with the best log that is left, and without the replicas that don't answer, which never
+take part again. The route reports what may be lost, and accepts the loss only with `accept_loss=true`.
+Nothing calls it automatically.
 
-Where no replica answers, or only new ones that hold nothing, there is nothing to go on with. With
-`empty=true` the group goes on without records: one of the replicas is replaced in the catalog first, if the
-planner has not, by a new one on a node that holds none.
+If no replica answers, or only new ones with empty logs, no log is left to continue with. With
+`empty=true` the group then continues without records: first one of its replicas is replaced in the catalog
+(unless the planner has done so) by a new one on a node without a replica of the partition.
 """
 
 from __future__ import annotations
@@ -41,13 +42,13 @@ from raft.quorum import majority
 _log = logging.getLogger("laminar.recover")
 
 ASK_TIMEOUT_S = 5.0
-# How long a new replica has, to be made on its node and to answer; and the pause between two looks.
+# How long a new replica may take to be created and to answer; and the pause between two checks.
 PLACED_S = 10.0
 PLACED_PAUSE_S = 0.1
 
 
 class Release(Protocol):
-    """The call that lets a recovering replica vote for logs that reach an entry (`Driver.release`)."""
+    """The type of `Driver.release`: let a recovering replica vote for logs that reach a given entry."""
 
     def __call__(self, replica: Replica, *, incarnation: int, last_term: int, last_index: int) -> bool:
         """Return whether the release took effect."""
@@ -67,7 +68,7 @@ class _Consent(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _Survey:
-    """The state of a group without a leader, by its replicas' answers: who answers, and whose log is best."""
+    """The state of a group without a leader, as its replicas report it: which answer, which log is best."""
 
     def __init__(self, record: PartitionRecord, states: dict[tuple[int, str], ReplicaState]) -> None:
         self.place = f"{record.topic}/{record.number}"
@@ -88,7 +89,7 @@ class _Survey:
 
     @property
     def voters(self) -> set[int]:
-        """The voters, by the best log of the replicas that answer.
+        """The replica ids of the voters, as configured in the best log of the replicas that answer.
 
         A replica that the catalog placed but the group has not promoted yet is no voter.
         """
@@ -113,12 +114,12 @@ class _Survey:
 
     @property
     def holds_nothing(self) -> bool:
-        """Whether no copy is left: none answers, or only new ones that nothing has filled."""
+        """Whether no log is left to continue with: no replica answers, or only new ones with empty logs."""
         return not self.here or not (self.has_majority or self._end(self.best)[1])
 
     @property
     def ahead(self) -> str:
-        """The node of a replica that is to leave and has a better log than `best`; "" if there is none."""
+        """The node of a leaving replica whose log is better than that of `best`; "" if there is none."""
         last = max(self._answering, key=self._end)
         return last.node if self._end(last) > self._end(self.best) else ""
 
@@ -141,7 +142,7 @@ class _Survey:
         if self.here and not self.placed:
             return f"of {self.place} only replicas that are to leave answer: start the nodes of the others"
         if self.here and self.ahead:
-            # The catalog lets no replica go on that it has given no place; but its records are not lost.
+            # The catalog lets no replica continue that is leaving; but its records are not lost.
             return (
                 f"the replica of {self.place} on {self.ahead} is to leave, and holds more than those that "
                 "stay and answer: start the nodes of the others. Only if none of them ever comes back, stop "
@@ -167,7 +168,7 @@ class _Survey:
 
 
 class AcceptLossRoutes:
-    """The handler of the recover route, and the transport method by which it reaches the replicas' shards."""
+    """The handler of the recover route, and the transport method that takes its consent to other shards."""
 
     def __init__(
         self,
@@ -185,7 +186,10 @@ class AcceptLossRoutes:
         self._states = states
 
     async def recover(self, request: Request, topic: str, partition: str) -> Response:
-        """Answer POST .../partitions/{partition}/recover?accept_loss=true; without it, what would be lost."""
+        """Answer POST .../partitions/{partition}/recover: accept a loss, or report what would be lost.
+
+        Only `accept_loss=true` in the query accepts it.
+        """
         accept, empty = _flag(request, "accept_loss"), _flag(request, "empty")
         record, survey = await self._surveyed(topic, partition, empty=empty)
         if not survey.here:
@@ -194,7 +198,9 @@ class AcceptLossRoutes:
             await self._place_empty(record, survey)
             record, survey = await self._surveyed(topic, partition, empty=True)
             if not survey.here:
-                raise Problem("no_leader", f"the new replica of {survey.place} does not answer: repeat it")
+                raise Problem(
+                    "no_leader", f"the new replica of {survey.place} does not answer yet: try again"
+                )
         best = survey.best
         state = survey.here[best.node]
         answer = documents.LossReport(
@@ -227,7 +233,7 @@ class AcceptLossRoutes:
         return Response.json(answer)
 
     async def _surveyed(self, topic: str, partition: str, *, empty: bool) -> tuple[PartitionRecord, _Survey]:
-        """Return the partition, and the state of its group, of which an operator may accept a loss.
+        """Return the partition and the state of its group, if an operator may accept a loss of it.
 
         Raises:
             Problem: 404; 412 `precondition_failed` with the reason why no loss may be accepted.
@@ -242,17 +248,17 @@ class AcceptLossRoutes:
     # -- no copy is left -----------------------------------------------------------------------
 
     async def _place_empty(self, record: PartitionRecord, survey: _Survey) -> None:
-        """Replace one of the replicas, none of which answers, by a new one; return when that answers.
+        """Replace one of the replicas, none of which answers, by a new one; return once the new one answers.
 
-        If one of the others comes back before the loss is accepted, the group goes on with it: it is still a
-        voter, and the new one is none.
+        If an old replica comes back before the loss is accepted, the group continues with its log: it is
+        still a voter, and the new replica is not one yet.
         """
-        # One that is not made itself has never voted, and keeps the others from being replaced.
+        # Preferably one that is not made: it has never voted, and others are not replaced before it is made.
         old = min(survey.members, key=lambda each: (each not in record.replicas, each.made))
         node = self._free_node(record, survey)
         if node is None:
             raise _precondition_failed(
-                f"no node without a replica of {survey.place} is there to go on with: start a new one", record
+                f"no live node without a replica of {survey.place} is available: start a new node", record
             )
         why: Literal["dead", "lost"] = "lost" if old.node in survey.lost else "dead"
         because = "an operator gave up what all replicas held"
@@ -268,7 +274,7 @@ class AcceptLossRoutes:
             async with asyncio.timeout(PLACED_S):
                 await self._until_one_answers(record)
         except TimeoutError:
-            detail = refused or f"the new replica of {survey.place} on {node} does not answer yet: repeat it"
+            detail = refused or f"the new replica of {survey.place} on {node} does not answer yet: retry"
             raise Problem("no_leader", detail) from None
 
     async def _until_one_answers(self, record: PartitionRecord) -> None:
@@ -280,7 +286,7 @@ class AcceptLossRoutes:
             await asyncio.sleep(PLACED_PAUSE_S)
 
     def _free_node(self, record: PartitionRecord, survey: _Survey) -> str | None:
-        """Return the best node that is there and holds no replica of the partition, not even a lost one."""
+        """Return the best live node that has no replica of the partition, not even a lost one."""
         view = self._services.view
         assert view.message is not None, "the view has the partition"
         taken = {each.node for each in survey.members}
@@ -292,7 +298,10 @@ class AcceptLossRoutes:
     async def _decide(
         self, record: PartitionRecord, survey: _Survey, best: ReplicaRecord, state: ReplicaState
     ) -> None:
-        """Record the decision in the catalog; the shard with the best log carries it out."""
+        """Record the decision in the catalog.
+
+        The shard with the best log carries it out when it sees the record.
+        """
         gone = [each.replica_id for each in survey.members if each.node in survey.absent]
         loss = AcceptedLoss(
             kept=best.replica_id,
@@ -305,7 +314,7 @@ class AcceptLossRoutes:
         await self._ask(AcceptLoss(survey.place, record.group, record.version, loss), record)
 
     async def _ask(self, word: AcceptLoss | ReplaceReplica, record: PartitionRecord) -> None:
-        """Have the catalog carry out a step of the decision.
+        """Ask the catalog to carry out a step of the decision.
 
         Raises:
             Problem: 503 `no_leader`; 412 `precondition_failed` when the partition has changed.
@@ -327,9 +336,9 @@ class AcceptLossRoutes:
     async def _send_consent(
         self, node: str, topic: str, number: int, *, of: ReplicaState, latest: ReplicaState
     ) -> bool:
-        """Give the consent to one node, so that its replica votes for the best log.
+        """Send the operator's consent to one node, so that its replica votes for the best log.
 
-        Return whether it took effect there: False also if the node does not answer.
+        Returns whether the consent took effect there; False also if the node does not answer.
         """
         word = _Consent(topic, number, of.incarnation, latest.last_term, latest.last_index)
         view = self._services.view
@@ -347,7 +356,7 @@ class AcceptLossRoutes:
         return took_effect
 
     async def on_accept_loss(self, peer: Peer, payload: bytes) -> bool:
-        """Take an operator's consent from another shard."""
+        """Apply an operator's consent from another shard; return whether it took effect."""
         return self._accept(msgspec.msgpack.decode(payload, type=_Consent))
 
     def _accept(self, word: _Consent) -> bool:
@@ -363,7 +372,8 @@ class AcceptLossRoutes:
         ):
             return False
         _log.critical(
-            "%s: continues from entry %d of term %d by decision; what only absent replicas hold is lost",
+            "%s: continues from entry %d of term %d by an operator's decision; later entries, which only "
+            "absent replicas have, are lost",
             *(replica.name, word.last_index, word.last_term),
         )
         return True
@@ -388,7 +398,7 @@ def _precondition_failed(detail: str, record: PartitionRecord, *, limit: int | N
 
 
 def _all_lost(record: PartitionRecord, survey: _Survey) -> documents.LossReport:
-    """Return what going on without any copy would mean."""
+    """Return the report of a loss of all records: no replica is left to continue with."""
     return documents.LossReport(
         topic=record.topic,
         partition=record.number,

@@ -26,13 +26,17 @@ class ClusterRoutes:
     def __init__(
         self, services: HostServices, watch: Watch, *, lagging: Callable[[], Awaitable[list[str]]]
     ) -> None:
-        """`lagging` returns why replicas of this node may not have caught up; none: they have."""
+        """`lagging` returns a sentence for each replica of this node that may not have caught up."""
         self._services = services
         self._lagging = lagging
         self._watch = watch
 
     async def cluster(self, request: Request) -> Response:
-        """Answer GET /v1/cluster; with `after` wait for a newer version of the catalog, or answer 304."""
+        """Answer GET /v1/cluster.
+
+        With `after` in the query, wait up to `wait_ms` for a newer version of the catalog; 304 if there is
+        none.
+        """
         view = self._services.view
         after = integer(request, "after", 0, maximum=OFFSET_LIMIT)
         wait_ms = integer(request, "wait_ms", 0, maximum=MAX_WAIT_MS)
@@ -44,8 +48,8 @@ class ClusterRoutes:
                 cluster_id=cluster_id.hex() if cluster_id is not None else None,
                 version=view.version,
                 catalog_leader=view.message.catalog_leader if view.message is not None else "",
-                # Of the answering node only: whether other machines reach its HTTP ports, and these lack what
-                # protects from them.
+                # Of the answering node only: whether other machines reach its HTTP ports without TLS or
+                # tokens.
                 insecure=self._services.settings.is_insecure,
                 code_version=view.code_version,
                 nodes=[self._node(name) for name in sorted(view.nodes())],
@@ -79,7 +83,8 @@ class ClusterRoutes:
             status=view.message.statuses.get(name, "unknown") if view.message is not None else "unknown",
             alive=view.alive(name),
             rolled_back=record.rolled_back,
-            # The newest start of its data folder that the catalog knows: an older copy of it is refused.
+            # The newest start of the data folder that the catalog knows; older copies of the folder are
+            # refused.
             start=record.boot.number if record.boot is not None else 0,
             code_version=record.code_version,
         )
@@ -101,9 +106,10 @@ class ClusterRoutes:
     async def readyz(self, request: Request) -> Response:
         """Answer GET /readyz: 200 if the whole node serves, else 503 with the reasons.
 
-        What fails because other nodes are missing is only a warning, as a client would fare no better at
-        another node. So is a disk below the low-water mark: everything but appends is served. Names of topics
-        are shown to an admin of everything only. With `replicas=current` also 503 while replicas here lag.
+        A failure for want of other nodes is only a warning, because other nodes could serve clients no
+        better. A disk below the low-water mark is a warning too, because everything but appends is served.
+        Names of topics are shown only to a principal with role admin on all names. With `replicas=current`
+        the answer is 503 also while replicas of this node lag.
         """
         wanted = one_of(request, "replicas", ("any", "current"))
         reasons = []

@@ -1,4 +1,4 @@
-"""Routes of the web console: its files, the same for everyone. What they show comes by other routes."""
+"""Routes of the web console: they serve its static files. Its scripts fetch their data by other routes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ALWAYS: Final = (
 
 
 class ConsoleRoutes:
-    """The handlers of the console's routes, which read its files; without `is_on` there are none."""
+    """The handlers of the console's routes; without `is_on` they answer 404."""
 
     def __init__(self, *, is_on: bool) -> None:
         self._is_on = is_on
@@ -28,7 +28,7 @@ class ConsoleRoutes:
         return self.file(request, INDEX)
 
     def moved(self, request: Request) -> Response:
-        """Answer GET /console: addresses in the page are relative to `/console/`."""
+        """Answer GET /console with a redirect to `/console/`: links in the page are relative to that."""
         if not self._is_on:
             raise _not_found(request)
         return Response(308, [("Location", "console/")])
@@ -54,7 +54,7 @@ def _not_found(request: Request) -> Problem:
 
 
 def _takes_gzip(accepted: str) -> bool:
-    """Return whether `Accept-Encoding` names gzip, and not as what it refuses."""
+    """Return whether `Accept-Encoding` names gzip with a weight above 0."""
     for part in accepted.lower().split(","):
         name, _, weight = part.partition(";")
         if name.strip() == "gzip":

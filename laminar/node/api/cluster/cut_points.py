@@ -1,4 +1,7 @@
-"""The question to a partition's leader where to cut it (`laminar.node.routes.cut_points`)."""
+"""Ask a partition's leader at which keys to split it into parts of equal load.
+
+`laminar.node.routes.cut_points` computes the answer.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,10 @@ from membership.records import KeyRange
 
 
 class CutRequest(msgspec.Struct, frozen=True, array_like=True):
-    """Ask a partition's leader where to cut the range of its logical partitions `into` parts."""
+    """Request for the points at which to cut the range of a partition `into` parts.
+
+    The range has `size` logical partitions from `first` on.
+    """
 
     topic: str
     partition: int
@@ -23,23 +29,23 @@ class CutRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CutPoints:
-    """The question, and the answer of a leader."""
+    """Asks partitions' leaders for cut points, and answers for partitions that this shard leads."""
 
     def __init__(self, services: ShardServices, leaders: LeaderCall) -> None:
         self._services = services
         self._leaders = leaders
 
     async def of(self, topic: str, held: KeyRange, *, into: int) -> list[int]:
-        """Return the logical partitions at which to cut a partition, rising: one less than `into`.
+        """Return the logical partitions at which to cut a partition: `into` - 1 numbers, in ascending order.
 
         Raises:
-            Problem: the partition has no leader, among others.
+            Problem: for example, the partition has no leader.
         """
         asked = CutRequest(topic, held.number, held.first, held.size, into)
         return await self._leaders.ask("cuts", asked, list[int], here=self._cuts, policy=READ)
 
     async def on_cuts(self, peer: Peer, payload: bytes) -> list[int]:
-        """Answer another shard, for a partition that is led here."""
+        """Answer another shard with the cut points of a partition that this shard leads."""
         asked = msgspec.msgpack.decode(payload, type=CutRequest)
         return await self._cuts(self._leaders.led_here(asked.topic, asked.partition), asked)
 

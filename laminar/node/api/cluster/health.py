@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 ASK_TIMEOUT_S = 1.0
 MOST_NAMED = 5
 KEPT = "channels keep logs beyond their retention"
-"""How the warning begins that names them, while the disk is low or soon will be."""
+"""The beginning of the warning that names logs needed by channels, while the disk is low or soon will be."""
 
 
 class HealthReport(msgspec.Struct, frozen=True):
-    """Unhealthy partitions, as "topic/number", of which one shard has a replica."""
+    """One shard's report of unhealthy partitions, as "topic/number", among those with a replica here."""
 
     leaderless: list[str] = []
     """Partitions whose replica here knows of no leader."""
@@ -38,15 +38,15 @@ class HealthReport(msgspec.Struct, frozen=True):
     refusing: list[str] = []
     """Partitions led here that have fewer voters in sync than `min_replicas`, so they take no appends."""
     kept: list[tuple[int, str]] = []
-    """Logs led here that channels keep beyond their retention: their bytes, and a text that names both."""
+    """Logs led here that channels need beyond their retention: their bytes, and a text with the channels."""
 
 
 class Watch:
-    """The health of one shard's partitions, and of those of its siblings."""
+    """Checks the health of this shard's partitions, and collects the reports of the node's other shards."""
 
     def __init__(self, services: HostServices) -> None:
         self._services = services
-        # The topics and partitions that `fewer_placed` counted last, and what it found.
+        # The topics and partitions for which `fewer_placed` was last computed, and its result.
         self._counted: tuple[object, object, dict[str, int]] = (None, None, {})
 
     def own(self) -> HealthReport:
@@ -72,7 +72,7 @@ class Watch:
         return HealthReport(leaderless, under_replicated, refusing, sorted(kept, reverse=True))
 
     def fewer_placed(self) -> dict[str, int]:
-        """Return by name the topics with fewer replicas than they asked for, and how many they have."""
+        """Return the topics with fewer replicas than they ask for, with the number that they have."""
         message = self._services.view.message
         if message is None:
             return {}
@@ -117,9 +117,9 @@ class Watch:
         return found
 
     async def warnings(self, *, with_names: bool) -> list[str]:
-        """Return a sentence for each thing that operators should know of although the node serves.
+        """Return sentences that warn operators of conditions that do not stop this node from serving.
 
-        `with_names`: also the names of topics and partitions, not only their number.
+        With `with_names` they contain the names of topics and partitions, else only their number.
         """
         services = self._services
         reports = await self._all()
@@ -167,9 +167,9 @@ class Watch:
 
 
 def in_sync_of(partition: Partition) -> list[str]:
-    """Return the nodes of the voters in sync: those heard from lately that have all that is committed.
+    """Return the nodes of the voters in sync: those active lately that have all committed entries.
 
-    Only for a partition that is led here.
+    Call it only for a partition that this shard leads.
     """
     replica = partition.replica
     # Learners are left out: even one that keeps up does not count for a majority.

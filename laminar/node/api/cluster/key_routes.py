@@ -1,4 +1,4 @@
-"""A topic's key route, and the changes that made it, as answers show them."""
+"""The HTTP route that describes a topic's key route (which partition has which keys) and its changes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from membership.records import KeyRange, RouteChange, TopicRecord
 
 
 class KeyRoutes:
-    """The handlers of a topic's routes."""
+    """The handler of the HTTP route that describes a topic's key route."""
 
     def __init__(self, topics: TopicLookup) -> None:
         self._topics = topics
@@ -30,7 +30,7 @@ class KeyRoutes:
 
 
 def change_document(topic: TopicRecord, change: RouteChange) -> documents.RouteChange:
-    """Return a change of the topic's route as answers show it."""
+    """Return the JSON document of a change of the topic's route."""
     return documents.RouteChange(
         id=change.id,
         version=change.version,

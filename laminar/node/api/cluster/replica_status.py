@@ -97,9 +97,10 @@ class ReplicaStatus:
     async def of(
         self, topic: str, *, wait_s: float = DESCRIBE_TIMEOUT_S, leaders: Collection[int] | None = None
     ) -> dict[tuple[int, str], ReplicaState]:
-        """Return, by partition and node, the state of each replica of the topic that reports in `wait_s`.
+        """Return the states of a topic's replicas that report within `wait_s`, by partition and node.
 
-        Once the leaders of the partitions in `leaders` have reported, the rest get only `OTHERS_WAIT_S` more.
+        Once the leaders of the partitions in `leaders` have reported, it waits for the others only
+        `OTHERS_WAIT_S` more.
         """
         services = self._services
         view = services.view
@@ -180,7 +181,7 @@ class ReplicaStatus:
         return states
 
     def _own_partitions(self, topic: str) -> Iterator[tuple[int, Partition]]:
-        """Yield the partitions of a topic of which there is a replica here, with their numbers."""
+        """Yield the numbers and partitions of a topic's replicas at this shard."""
         held = self._services.partitions
         known = self._services.view.topics().get(topic)
         if known is not None:
@@ -198,7 +199,7 @@ class ReplicaStatus:
 
 
 def key_route(route: Route) -> KeyRoute:
-    """Return a topic's route as answers show it."""
+    """Return the JSON document of a topic's route."""
     return msgspec.convert(route.answer(), KeyRoute)
 
 
@@ -239,7 +240,7 @@ async def _until_reported(
 class PartitionRoutes:
     """The handlers of the routes that describe partitions.
 
-    `drains(topic, number)` returns the cursors that are drained in a partition, and where the others are.
+    `drains(topic, number)` returns the drained cursors of a partition, and the offsets of its other cursors.
     """
 
     def __init__(
@@ -253,7 +254,7 @@ class PartitionRoutes:
     async def partitions(self, request: Request, topic: str) -> Response:
         """Answer GET /v1/topics/{topic}/partitions; with `wait_ms` as soon as all leaders are known.
 
-        With `read=leader` the partitions and their ids are those that the catalog's leader confirms now.
+        With `read=leader` the catalog's leader confirms first that the list of partitions and ids is current.
         """
         read = request.query.get("read", "replica")
         if read not in ("replica", "leader"):

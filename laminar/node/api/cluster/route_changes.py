@@ -1,7 +1,7 @@
-"""Changes of a topic's route: begin one, wait for it, cancel it.
+"""Routes of changes of a topic's key route: begin one, wait for it, cancel it.
 
-The catalog records a change, and its leader drives it on (docs/routes.md); nothing here has to go on for it.
-So a request that is repeated, at any node, finds what the first one began.
+The catalog records a change, and the catalog's leader carries it out (docs/routes.md), so no state is kept
+here. A request that is repeated, at any node, finds the change that the first one began.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from membership.route_rules import route_of
 
 
 class RouteChanges:
-    """The handlers of the changes of a topic's route."""
+    """The handlers of the routes of key route changes."""
 
     def __init__(
         self,
@@ -54,7 +54,9 @@ class RouteChanges:
         record = self._topics.record(topic)
         order = order_setting_of(record)
         if wanted.force and order == "strict":
-            raise _wrong("force", True, False, "the order of keys would be lost; it is the topic's `order`")
+            raise _wrong(
+                "force", True, False, "the topic's `order` is strict: the order of keys must not be lost"
+            )
         if wanted.after == route_of(record).version and record.change is None:
             inputs = self._inputs(record, wanted)
             cuts = wanted.cuts
@@ -89,7 +91,7 @@ class RouteChanges:
         )
 
     def _inputs(self, record: TopicRecord, wanted: documents.NewRoute) -> list[KeyRange]:
-        """Return the inputs of a change that may begin, in the order of their ranges.
+        """Check a request for a change; return the partitions that it replaces, in the order of their ranges.
 
         Raises:
             Problem: 422 `invalid`.
@@ -108,20 +110,23 @@ class RouteChanges:
         first, end = inputs[0].first, inputs[-1].first + inputs[-1].size
         if sum(each.size for each in inputs) != end - first:
             between = [each.number for each in ranges if first <= each.first < end]
-            raise _wrong("inputs", wanted.inputs, between, "they are not neighbours")
+            raise _wrong("inputs", wanted.inputs, between, "these partitions are not neighbours in the route")
         if len(inputs) > 1 and (wanted.cuts or wanted.into is not UNSET):
-            raise _wrong("inputs", len(inputs), 1, "several are merged, or one is split")
+            raise _wrong(
+                "inputs",
+                len(inputs),
+                1,
+                "give several partitions to merge, or one to split",
+            )
         if wanted.cuts and wanted.into is not UNSET:
-            raise _wrong("into", wanted.into, None, "cuts say where, or `into` says how many parts")
+            raise _wrong("into", wanted.into, None, "give cuts or `into`, not both")
         if wanted.into is not UNSET and wanted.into > end - first:
-            raise _wrong("into", wanted.into, end - first, "a part has one logical partition at least")
+            raise _wrong("into", wanted.into, end - first, "each part needs at least one logical partition")
         before = first
         for cut in wanted.cuts:
             if not before < cut < end:
                 limit = f"{before + 1} to {end - 1}"
-                raise _wrong(
-                    "cuts", cut, limit, "cuts rise, and lie inside the partition; a key is not split"
-                )
+                raise _wrong("cuts", cut, limit, "cuts must ascend, and lie inside the partition's range")
             before = cut
         unknown = sorted(set(wanted.avoid) - self._services.view.nodes().keys())
         if unknown:
@@ -129,7 +134,7 @@ class RouteChanges:
         return inputs
 
     async def describe(self, request: Request, topic: str, version: str) -> Response:
-        """Answer GET /v1/topics/{topic}/routes/{version}; with `wait_ms` once the change has ended."""
+        """Answer GET /v1/topics/{topic}/routes/{version}; wait up to `wait_ms` for the change to end."""
         wait_ms = integer(request, "wait_ms", 0, maximum=MAX_WAIT_MS)
         await self._placement.newest_view()
         loop = asyncio.get_running_loop()
@@ -168,7 +173,7 @@ class RouteChanges:
         return document
 
     async def _progress(self, topic: str) -> RouteProgress:
-        """Return what the catalog's leader knows of the topic's change; nothing if it does not answer."""
+        """Ask the catalog's leader for the progress of the topic's change; empty if it does not answer."""
         try:
             answer = await self._services.ask_catalog(RouteProgressRequest(topic))
         except TransportError:
@@ -186,10 +191,10 @@ class RouteChanges:
         )
 
     async def _ask(self, request: CatalogRequest, topic: str) -> CatalogAnswer:
-        """Return the answer of the catalog's leader, if it performed the step.
+        """Ask the catalog's leader to perform a step, and return its answer.
 
         Raises:
-            Problem: it refused the step, or there is no leader.
+            Problem: the catalog refused the step, or has no leader.
         """
         try:
             answer = await self._services.ask_catalog(request)
@@ -242,14 +247,14 @@ class RouteChanges:
 
 
 def _change_to(record: TopicRecord, version: int) -> RouteChange | None:
-    """Return the change that makes, or made, this version of the route; None if none that is known does."""
+    """Return the change, finished or not, that leads to this version of the route; None if it is unknown."""
     if record.change is not None and record.change.version == version:
         return record.change
     return next((each for each in record.changes or () if each.version == version), None)
 
 
 def _begun_cuts(record: TopicRecord, wanted: documents.NewRoute) -> list[int]:
-    """Return the cuts of the change that was begun for the same request; else those of the request."""
+    """Return the cuts of the change that an equal request began, or else those of the request."""
     change = _change_to(record, wanted.after + 1)
     if wanted.into is UNSET or change is None or len(change.outputs) != wanted.into:
         return wanted.cuts

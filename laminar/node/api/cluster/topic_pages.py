@@ -1,4 +1,4 @@
-"""A page of many names, chosen in slices of the loop, so that others are answered in between."""
+"""Select one page of many names, in slices, so that the event loop answers other requests in between."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from laminar.node.api.common.slices import in_slices
 from laminar.node.host.clock import Clock
 
 AT_ONCE: Final = 1_000
-"""Names that are looked at together, in less than a millisecond."""
+"""The number of names that are examined without a yield, in less than a millisecond."""
 
 Place = tuple[int, str]
 
@@ -19,9 +19,9 @@ Place = tuple[int, str]
 async def page_of(
     names: Iterable[str], place: Callable[[str], Place], *, begin: Place, limit: int, clock: Clock
 ) -> tuple[list[Place], int]:
-    """Return the first places after `begin`, and the number of all names.
+    """Return the first places (pairs of sort key and name) after `begin`, and the number of all names.
 
-    The places are one more than `limit` if there are more. `place` returns what a name is sorted by, and it.
+    If there are more than `limit` places, it returns `limit` + 1. `place` returns the place of a name.
     """
     found: list[Place] = []
     total = 0

@@ -1,6 +1,6 @@
-"""Sums by topic, over all partitions of the cluster: each node adds up the partitions that it leads.
+"""Statistics of topics: records and bytes summed over all partitions. Each node sums those that it leads.
 
-They are added up only while they are asked for, and at most every `KEEP_S`.
+Sums are computed only on request, and at most once in `KEEP_S`.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from laminar.node.transport.transport import Peer
 
 KEEP_S: Final = 5.0
 
-# Of a topic: partitions led, records, bytes, records appended ever; appended and fetched bytes as counted by
-# their present leaders.
+# The sums of one topic: partitions led, records, bytes, records ever appended; bytes appended and fetched, as
+# counted by the partitions' present leaders.
 Row = tuple[int, int, int, int, int, int]
 NO_SUMS: Final[Row] = (0, 0, 0, 0, 0, 0)
 
 
 class Sums(msgspec.Struct, frozen=True, array_like=True):
-    """Sums by topic of a shard or node; `is_whole`: all of its shards have answered."""
+    """The sums of a shard or node, by topic. `is_whole` says that all shards of the node are included."""
 
     by_topic: dict[str, Row]
     is_whole: bool = True
 
 
 class ClusterSums(msgspec.Struct, frozen=True):
-    """Sums by topic of the cluster, and the nodes that are not in them, or not with all their shards."""
+    """The sums of the cluster, by topic, and the nodes of which shards are missing in them."""
 
     by_topic: dict[str, Row]
     silent: list[str]
@@ -45,7 +45,7 @@ class ClusterSums(msgspec.Struct, frozen=True):
 
 
 class TopicSumsRoute:
-    """The sums of all topics, and the methods by which nodes and shards are asked for theirs."""
+    """Collects the sums of all topics from the nodes, and answers other nodes and shards with this one's."""
 
     def __init__(self, services: HostServices, exchange: Exchange) -> None:
         self._services = services
@@ -121,7 +121,7 @@ async def _merged(many: list[Sums], clock: Clock) -> dict[str, Row]:
 
 
 def document(row: Row, *, partitions: int) -> TopicSums:
-    """Return the sums of a topic that has `partitions` as answers show them."""
+    """Return the JSON document of a topic's sums; `partitions` is its number of partitions."""
     led, records, size, appended, appended_bytes, fetched_bytes = row
     return TopicSums(
         records=records,

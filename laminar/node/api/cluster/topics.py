@@ -43,19 +43,19 @@ MORE_PARTITIONS = "Delete a topic, or set `max_partitions` higher on every node.
 """The hint of a refusal because of the quota of partitions."""
 
 LOWEST_OF_AUDIT = {"retention_ms": 24 * 3_600_000, "retention_bytes": 16 << 20}
-"""The least that retention of `_audit` may be: an admin can't make it forget what was just done."""
+"""The lowest retention of `_audit`, so that an admin cannot delete the records of recent actions."""
 
 _LOWEST = {
     AUDIT_TOPIC: LOWEST_OF_AUDIT,
     TRACE_TOPIC: {"retention_ms": 60_000, "retention_bytes": 1 << 20},
 }
-"""By internal topic: the retention that an admin may set, and its bounds."""
+"""By internal topic: the settings that an admin may change, with the lowest value of each."""
 
 LONGEST_NUMBER = 20
-"""Digits of a sum in `after`."""
+"""The most digits of a sum in `after`."""
 
 IMPORTS_SINCE = 7
-"""The code version from which on all nodes know topics that are being imported."""
+"""The code version from which on all nodes support imports of topics."""
 
 LED_WAIT_S = 2.0
 LED_RETRY_S = 0.02
@@ -102,13 +102,13 @@ class TopicRoutes:
         )
 
     async def topics(self, request: Request) -> Response:
-        """Answer GET /v1/topics: those on which the principal has a role."""
+        """Answer GET /v1/topics with a page of the topics on which the principal has a role."""
         prefix, contains = request.query.get("prefix", ""), request.query.get("contains", "")
         limit = integer(request, "limit", 100, minimum=1, maximum=MAX_PAGE)
         sort, with_sums = one_of(request, "sort", TOPIC_SORTS), flag(request, "stats")
         after = request.query.get("after", "")
         sums = await self._sums.of_cluster() if with_sums or sort != "name" else None
-        # The name alone, or how much less than 0 the sum is, and the name.
+        # A topic's place: (0, name), or with a sort by a sum (-sum, name).
         begin: tuple[int, str] = (0, after)
         if sort != "name":
             begin = _place_in(after, sort) if after else (-MAX_NUMBER, "")
@@ -155,7 +155,7 @@ class TopicRoutes:
         return Response.json(self._describe(record), headers=[etag(record.version)])
 
     async def create(self, request: Request, topic: str) -> Response:
-        """Answer PUT /v1/topics/{topic}, once every replica is made."""
+        """Answer PUT /v1/topics/{topic}, once every replica is created."""
         if _NAME.fullmatch(topic) is None or topic in (".", ".."):
             raise Problem(
                 "invalid",
@@ -168,7 +168,7 @@ class TopicRoutes:
         replicas = self._default_replicas if new.replicas is None else new.replicas
         settings: dict[str, Setting] = msgspec.to_builtins(new.settings)
         _check_fewest(settings, replicas)
-        if "importing" in settings:  # an older node would let others use the topic meanwhile
+        if "importing" in settings:  # an older node would permit other clients to use the topic meanwhile
             await check_enabled(self._services, IMPORTS_SINCE, "an import")
         wanted = TopicRequest(
             topic, new.partitions, replicas, settings, new.allow_fewer_replicas, owner_of(request)
@@ -190,9 +190,9 @@ class TopicRoutes:
     async def make(
         self, topic: str, *, partitions: int, settings: Mapping[str, Setting] | None = None
     ) -> None:
-        """Create an internal topic unless it exists, on as many nodes as there are now.
+        """Create an internal topic unless it exists, with fewer replicas if there are too few nodes.
 
-        It asks for `default_replicas` all the same, so it grows when nodes join.
+        The topic asks for `default_replicas` all the same, so that replicas are added when nodes join.
         """
         await self._make(
             TopicRequest(
@@ -255,7 +255,8 @@ class TopicRoutes:
         """Change a topic's number of replicas; the planner adds or removes them.
 
         Raises:
-            Problem: 422 for fewer than `min_replicas`, 503 `too_few_nodes`, 412, or the catalog refuses it.
+            Problem: 422 for fewer than `min_replicas`; 503 `too_few_nodes`; 412 if the version has changed;
+                or the catalog refuses the change.
         """
         record = self._topics.record(change.name)
         assert change.replicas is not None
@@ -285,7 +286,7 @@ class TopicRoutes:
         return Response.json(documents.DeletedTopic(topic), status=202)
 
     async def _if_match(self, request: Request, topic: str) -> int:
-        """Return the topic's version, which If-Match must name; refresh the view if it does not at first.
+        """Return the topic's version if If-Match names it; refresh the view first if it does not.
 
         Raises:
             Problem: 428 `if_match_required`, or 412 `precondition_failed`.
@@ -312,7 +313,7 @@ class TopicRoutes:
             raise _no_such_topic(topic)
 
     async def _ask(self, request: CatalogRequest) -> CatalogAnswer:
-        """Return the answer of the catalog's leader. Every request compares and sets, so a retry is safe.
+        """Ask the catalog's leader and return its answer. Every request compares and sets: a retry is safe.
 
         Raises:
             Problem: the catalog refused the request, or has no leader.
@@ -355,14 +356,14 @@ def _fewest_replicas(partitions: Iterable[PartitionRecord]) -> int:
 
 
 def _place_in(after: str, sort: str) -> tuple[int, str]:
-    """Return the place of the last topic of the page before, in a list that is sorted by a sum.
+    """Decode `after` in a list that is sorted by a sum: return the sort key and name of the last topic shown.
 
     Raises:
         Problem: 422 `invalid`.
     """
     value, _, name = after.partition("/")
     if not name or not value.isascii() or not value.isdigit() or len(value) > LONGEST_NUMBER:
-        detail = f"with sort={sort}, after is `next` of the page before"
+        detail = f"with sort={sort}, after must be `next` of the previous page"
         raise Problem("invalid", detail, field="after", value=after)
     return -int(value), name
 
@@ -381,7 +382,7 @@ def _too_few_nodes(request: TopicRequest, answer: CatalogAnswer) -> Problem:
 
 
 def _already_exists(wanted: TopicRequest, known: TopicRecord | None) -> Problem:
-    """Return 409 `already_exists`, with what differs from the existing topic."""
+    """Return 409 `already_exists`, which lists the differences from the existing topic."""
     different: list[tuple[str, Setting | None, Setting | None]] = []
     if known is not None:
         if known.partitions != wanted.partitions:
@@ -407,7 +408,7 @@ def _or_not_set(value: Setting | None) -> Setting:
 
 
 def _check_system(topic: str, changes: Mapping[str, Setting | None]) -> None:
-    """Refuse what would harm a topic of the system; of some retention may change, down to a bound.
+    """Refuse changes that would harm an internal topic; the retention of some may change, down to a bound.
 
     Raises:
         Problem: 422 `invalid`.
@@ -428,7 +429,7 @@ def _check_system(topic: str, changes: Mapping[str, Setting | None]) -> None:
         if isinstance(value, int) and value < lowest[name]:
             raise Problem(
                 "invalid",
-                f"{topic} must keep what happened: retention is at least {lowest[name]}",
+                f"{topic} needs its history: {name} must be at least {lowest[name]}",
                 field=f"settings.{name}",
                 value=value,
                 limit=lowest[name],
@@ -443,9 +444,9 @@ def _no_such_topic(topic: str) -> Problem:
 def _check_fewest(
     settings: Mapping[str, Setting | None], replicas: int, *, field: str = "settings.min_replicas"
 ) -> None:
-    """Refuse a `min_replicas` above the number of replicas: nothing could be appended.
+    """Refuse a `min_replicas` above the number of replicas, with which nothing could be appended.
 
-    `field` is the one of the two that the request would change.
+    `field` names the one of the two that the request would change.
 
     Raises:
         Problem: 422 `invalid`.

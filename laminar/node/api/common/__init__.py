@@ -1,1 +1,1 @@
-"""Modules for every kind of route: the shard's services, finding leaders, other shards, JSON and queries."""
+"""Helpers for all routes: the shard's services, calls to leaders and other shards, JSON bodies, queries."""

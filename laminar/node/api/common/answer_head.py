@@ -1,6 +1,6 @@
-"""The headers of each answer of a partition's leader: where it is, the topic's route, what is acknowledged.
+"""The headers of each answer of a partition's leader: node, shard, the topic's route, term, committed offset.
 
-Those that stay are encoded once for each topic of a view, as every append is answered with them.
+Constant headers are encoded once for each topic of a view, because every append is answered with them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _WRITTEN = '"synced":false,"flush":"interval"'
 
 
 class AnswerHead:
-    """The encoded headers `Content-Type`, and `Laminar-` with Node, Shard, Route, Term and Committed."""
+    """Encodes the headers Content-Type and Laminar-Node, -Shard, -Route, -Term and -Committed."""
 
     def __init__(self, services: ShardServices, topics: TopicLookup) -> None:
         self._topics = topics
@@ -25,14 +25,14 @@ class AnswerHead:
             f"Content-Type: application/json\r\nLaminar-Node: {services.node}\r\n"
             f"Laminar-Shard: {services.number}\r\n"
         ).encode()
-        # By topic what does not change in the view of this message.
+        # By topic the headers that are constant as long as the view has this message.
         self._blocks: dict[str, bytes] = {}
         self._blocks_of: ViewMessage | None = None
 
     def block(self, topic: str, window: Window) -> bytes:
-        """Return the headers of an answer about a partition of this topic, and what is acknowledged in it.
+        """Return the encoded headers of an answer about a partition of this topic.
 
-        Acknowledged means committed and on `min_replicas` voters, as for a receipt.
+        Laminar-Committed is the end of the records that are committed and on `min_replicas` voters.
         """
         if self._view.message is not self._blocks_of:
             self._blocks_of, self._blocks = self._view.message, {}
@@ -44,5 +44,5 @@ class AnswerHead:
 
 
 def durability(partition: Partition) -> str:
-    """Return what a receipt's JSON says of durability, beside the number of replicas."""
+    """Return the JSON members of a receipt that tell whether records are synced, and the flush policy."""
     return _WRITTEN if partition.log.policy.interval_ms else _SYNCED

@@ -1,8 +1,8 @@
 """Outcomes of requests that took several attempts, or that went to several partitions in parts.
 
-An attempt that ended without an answer may have been carried out. After one, the client is never answered
-that nothing was done. Whether there is another attempt depends on the request: one that the leader
-recognises, or that changes nothing, may always be repeated.
+An attempt that ended without an answer may have been carried out, so after it the client never gets the
+answer that nothing was done. A further attempt depends on the request: it may always be repeated if the
+leader recognises the repetition, or if it changes nothing.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ LEADER_MOVED = frozenset({"not_leader", "no_leader", "draining", "not_a_replica"
 def may_retry(problem: Problem, repeatable: bool, *, again: bool = False) -> bool:
     """Return whether the request may be repeated after `problem`, perhaps at another leader.
 
-    `repeatable`: the leader recognises a second attempt, or it changes nothing. `again`: an earlier attempt
-    had an unknown outcome, and may still be under way.
+    `repeatable` says that the leader recognises a second attempt, or that the request changes nothing.
+    `again` says that an earlier attempt had an unknown outcome, and may still be under way.
     """
     if problem.code == "in_progress" and again:
         return True
@@ -31,10 +31,10 @@ def may_retry(problem: Problem, repeatable: bool, *, again: bool = False) -> boo
 
 
 def combine_outcomes(unknown: Sequence[Problem], last: Problem) -> Problem:
-    """Return the problem that answers an append: 504 unless it is sure that nothing of it was appended.
+    """Return the problem that answers an append: 504 unless it is certain that none of it was appended.
 
-    A sealed partition is sure also of earlier attempts: it would have recognised what one has appended, and
-    takes nothing of one that is still under way.
+    The refusal by a sealed partition makes that certain for earlier attempts, too: the partition would have
+    recognised records that one of them appended, and takes none from an attempt that is still under way.
     """
     if unknown and last.outcome == "not_applied" and last.code != "sealed":
         # The refusal is about the last attempt only; an earlier one may have been carried out.
@@ -43,7 +43,7 @@ def combine_outcomes(unknown: Sequence[Problem], last: Problem) -> Problem:
 
 
 def keep_code(unknown: Sequence[Problem], last: Problem) -> Problem:
-    """Return the last problem under its own code, with an unknown outcome if that of any attempt is unknown.
+    """Return the last problem under its own code; its outcome is unknown if that of any attempt is unknown.
 
     `not_leader`, which clients do not get, becomes `no_leader`.
     """
@@ -56,7 +56,7 @@ def keep_code(unknown: Sequence[Problem], last: Problem) -> Problem:
 
 
 def last_problem(unknown: Sequence[Problem], last: Problem) -> Problem:
-    """Return the last problem as it is: a read changes nothing, so earlier attempts don't matter."""
+    """Return the last problem of a read: a read changes nothing, so earlier attempts don't matter."""
     return last
 
 
@@ -80,10 +80,11 @@ def _places(receipt: Receipt) -> str:
 
 
 def merge_receipts(results: Sequence[Any], topic: str) -> list[Receipt]:
-    """Return all receipts, if all parts of an append succeeded.
+    """Return the receipts of all parts of an append, if all succeeded.
 
     Raises:
-        Problem: that of a part that failed, first one with an unknown outcome; it lists the durable parts.
+        Problem: the problem of a failed part, preferably one with an unknown outcome. Its detail lists the
+            parts that are durable.
     """
     receipts = [result for result in results if isinstance(result, Receipt)]
     failures = [result for result in results if isinstance(result, BaseException)]

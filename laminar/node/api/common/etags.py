@@ -6,17 +6,17 @@ from laminar.http.api.problems import Problem
 
 
 def etag(version: int) -> tuple[str, str]:
-    """Return the header of an answer that shows this version."""
+    """Return the ETag header (name, value) of an answer that shows this version."""
     return ("ETag", f'"{version}"')
 
 
 def names(etags: str, version: int) -> bool:
-    """Return whether `etags`, of If-Match or If-None-Match, has the version (RFC 9110, 13.1)."""
+    """Return whether the header If-Match or If-None-Match, `etags`, names the version (RFC 9110, 13.1)."""
     return etags == "*" or f'"{version}"' in [each.strip() for each in etags.split(",")]
 
 
 def required(if_match: str | None, *, what: str) -> str:
-    """Return the If-Match header of a change, which `what` (a kind of resource) needs.
+    """Return the If-Match header of a request if it has one; `what` is the kind of resource that requires it.
 
     Raises:
         Problem: 428 `if_match_required`.
@@ -27,7 +27,7 @@ def required(if_match: str | None, *, what: str) -> str:
 
 
 def changed(if_match: str, version: int, *, what: str) -> Problem:
-    """Return 412 `precondition_failed` for a resource that has this version by now."""
+    """Return 412 `precondition_failed`: the resource now has `version`, which If-Match does not name."""
     return Problem(
         "precondition_failed",
         f"the {what} has changed in the meantime",

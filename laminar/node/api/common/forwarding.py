@@ -1,13 +1,14 @@
-"""Forwarding of requests between shards, and of the problems that answer them.
+"""Forward requests between shards, with the identity of the client, and return answers and problems.
 
 A shard that is asked for a partition of another shard passes the request on: over an abstract Unix socket
 inside the node, over TCP to another node, both by the node transport. The answer, or the `Problem`, comes
 back as the other shard gave it.
 
-What a client's request makes another shard do has with it who asks: so it takes the principal's turns there
-(`laminar.node.api.common.passed_turns`), and the trace has who it was. An HTTP request has it in itself, the
-steps of cursors, groups and the like (`IN_TURNS`) in an envelope, `for_principal`; no message has it besides.
-Where a step is carried out, here or there, `who_asks` says it.
+Work that a client's request causes at another shard names its requester: so it counts for the fair share of
+the principal there (`laminar.node.api.common.passed_turns`), and the trace can name the client. A forwarded
+HTTP request has a field for the requester; the steps of cursors, groups and the like (`IN_TURNS`) have an
+envelope around them, the call `for_principal`. Messages themselves do not name the requester. The code that
+carries out a step, here or there, gets the requester from `who_asks`.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ FORWARDED = "laminar-forwarded"
 # the part's batch carries an idempotency key.
 PART = "laminar-part"
 KEYED, PLAIN = "keyed", "plain"
-# Headers that are not passed on: they are about the client's connection, about a coding that was removed when
+# Headers that are not forwarded: they are about the client's connection, about a coding that was removed when
 # the body was read, or reserved for shards.
 _LEFT_BEHIND = frozenset(
     {
@@ -77,16 +78,17 @@ IN_TURNS: Final = frozenset(
         "take_cursor",
     )
 )
-"""Methods that clients' requests call, each as often as its client likes."""
+"""Transport methods that clients' requests call at any rate, so that they must wait for a fair share."""
 
 T = TypeVar("T")
 _encoder = msgspec.msgpack.Encoder()
 
 
 class _Asking(NamedTuple):
-    """Whose request a task works on, and whether another shard has passed that on.
+    """The client on whose behalf a task works, and whether another shard has forwarded the request.
 
-    Not the request itself: a link that a task opens, or what it leaves behind, keeps its context.
+    It does not refer to the request itself: connections and tasks that a task creates inherit its context,
+    and would retain the request.
     """
 
     who: Who
@@ -97,32 +99,33 @@ _asking: ContextVar[_Asking | None] = ContextVar("asking", default=None)
 
 
 def ask_for(who: Who | None, *, is_passed: bool = False) -> None:
-    """Have all that this task does from now on be done for a client; None: for no one.
+    """Set the client on whose behalf this task works from now on; None for no client.
 
-    What `is_passed` has had its turn: the calls that it needs are made without one, or many that wait for
-    each other at two shards could use up the client's share of both.
+    With `is_passed` the request has already waited for its turn at this shard. The calls that it makes need
+    no further turn: else requests that wait for each other at two shards could use up the client's share of
+    both.
     """
     _asking.set(None if who is None else _Asking(who, is_passed))
 
 
 def asking(who: Who, answer: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-    """Return a task for an answer to a client, which asks other shards on its behalf."""
+    """Return a task that computes an answer to a client; calls to other shards name this client."""
     context = copy_context()
     context.run(ask_for, who)
     return asyncio.get_running_loop().create_task(answer, context=context)
 
 
 def who_asks() -> Who | None:
-    """Return the client on whose behalf this task works; None: a node does so of its own accord."""
+    """Return the client on whose behalf this task works; None if it works for the node itself."""
     asks = _asking.get()
     return None if asks is None else asks.who
 
 
 class ForPrincipal(msgspec.Struct, frozen=True, array_like=True):
-    """A call of a method that a principal's request makes.
+    """The payload of a `for_principal` call: the call of `method` on behalf of a principal's request.
 
-    `address` is where that came from, without the port, and `node` the one that was asked; empty: the one
-    that passes it on.
+    `address` is the client's, without the port. `node` is the node that the client asked; empty if that is
+    the node that makes this call.
     """
 
     principal: str
@@ -132,7 +135,7 @@ class ForPrincipal(msgspec.Struct, frozen=True, array_like=True):
     node: str = ""
 
     def who(self, peer: Peer) -> Who:
-        """Return who asks, as the process `peer` says."""
+        """Return the client on whose behalf `peer` makes the call."""
         return Who(self.principal, self.address, self.node or peer.node)
 
 
@@ -145,7 +148,7 @@ def decode_for_principal(payload: bytes) -> ForPrincipal:
 
 
 class PassedRequest(msgspec.Struct, frozen=True, array_like=True):
-    """An HTTP request on its way from one shard to another."""
+    """The payload of an `http` call: an HTTP request that one shard forwards to another."""
 
     method: str
     target: str
@@ -153,9 +156,9 @@ class PassedRequest(msgspec.Struct, frozen=True, array_like=True):
     body: bytearray
     """A copy that the receiver may change: a leader stamps batches in place."""
     principal: str = ""
-    """Who asks, as the shard that took the request has found; empty where none is asked for."""
+    """The principal, as proven to the shard that took the request; empty without access control."""
     address: str = ""
-    """Where the request came from, without the port."""
+    """The address of the client, without the port."""
 
 
 _passed_decoder = msgspec.msgpack.Decoder(PassedRequest)
@@ -209,7 +212,7 @@ def decode_passed(payload: bytes) -> PassedRequest:
 
 
 def encode_response(response: Response) -> tuple[int, list[tuple[str, str]], bytes, Buffer]:
-    """Encode an answer, its body joined, as `PassedResponse` decodes it."""
+    """Return an answer in the form that `PassedResponse` decodes, with its body joined."""
     body = response.body
     if not isinstance(body, (bytes, bytearray, memoryview)):
         assert isinstance(body, (list, tuple)), "a streamed answer is not passed on"
@@ -218,14 +221,14 @@ def encode_response(response: Response) -> tuple[int, list[tuple[str, str]], byt
 
 
 def decode_response(passed: PassedResponse) -> Response:
-    """Return the other shard's answer as this shard's."""
+    """Return the answer of another shard as the `Response` with which this shard answers."""
     return Response(passed.status, passed.headers, passed.body, header_block=passed.block)
 
 
 class Forwarder:
-    """The stand-in for a client's connection in a request that another shard passed on.
+    """The stand-in for a client's connection in a request that another shard forwarded.
 
-    `address` is the client's, without the port, as that shard says.
+    `address` is the client's, without the port, as the other shard reports it.
     """
 
     def __init__(self, peer: Peer, address: str = "") -> None:
@@ -235,30 +238,29 @@ class Forwarder:
         self._peer = peer
 
     def join(self, flow: Flow) -> None:
-        """Do nothing: the request has had its turn at the shard that took it."""
+        """Do nothing: the shard that took the request counts the client's connections."""
 
-    def reads(self) -> tuple[int, int]:
-        """Return none, of more: the shard that took the request has looked for room."""
-        return 0, 1
+    def read_refusal(self) -> None:
+        """Return None: the shard that took the request limits its reads."""
 
     @property
     def node(self) -> str:
-        """The node that passed the request on."""
+        """The node that forwarded the request."""
         return self._peer.node
 
     @property
     def peer(self) -> str:
-        """The process that passed the request on, as `node/role`."""
+        """The process that forwarded the request, as `node/role`."""
         return f"{self._peer.node}/{self._peer.role}"
 
     @property
     def certificate(self) -> None:
-        """None: the shard that took the request has looked at its client."""
+        """Always None: the shard that took the request has checked its client."""
         return None
 
 
 def requester_of(request: Request, node: str) -> Who:
-    """Return who makes a request that `node`, this one, carries out or passes on, for the trace."""
+    """Return the requester of a request at this node, `node`, for the trace and for other shards."""
     connection, name = request.connection, principal_of(request).name
     if isinstance(connection, Forwarder):
         return Who(name, connection.address, connection.node)
@@ -266,12 +268,12 @@ def requester_of(request: Request, node: str) -> Who:
 
 
 def requester_if_traced(request: Request, node: str, *settings: Mapping[str, object]) -> Who | None:
-    """Return who makes a request about a topic, or a channel of it; None if their settings trace nothing."""
+    """Return the requester of a request; None if no `settings` (of topic or channel) enable the trace."""
     return requester_of(request, node) if is_traced(*settings) else None
 
 
 def requester_for(partition: Partition) -> Who | None:
-    """Return who asks for a step on a partition, for its trace; None if it has none."""
+    """Return the client on whose behalf this task works; None if the partition has no trace."""
     return None if partition.context.trace is None else who_asks()
 
 
@@ -279,10 +281,10 @@ Step = Callable[[Peer, bytes], Awaitable[Any]]
 
 
 def answering(handler: Step) -> Callable[[Peer, bytes], Awaitable[bytes]]:
-    """Make a transport method of `handler`: encode its result, or the `Problem` that it raises."""
+    """Return a transport method that calls `handler` and encodes its result or its `Problem`."""
 
     async def method(peer: Peer, payload: bytes) -> bytes:
-        ask_for(None)  # a request may have opened the link, and what comes on that runs in its context
+        ask_for(None)  # a request may have opened this connection; calls that arrive on it run in its context
         try:
             result = await handler(peer, payload)
         except Problem as problem:
@@ -293,12 +295,12 @@ def answering(handler: Step) -> Callable[[Peer, bytes], Awaitable[bytes]]:
 
 
 def encode_problem(problem: Problem) -> bytes:
-    """Return the answer of a method that raised a problem."""
+    """Return the encoded answer of a transport method that raised a problem."""
     return _encoder.encode((problem.status, problem.document()))
 
 
 class Caller(Protocol):
-    """The part of a transport that makes calls."""
+    """The part of `Transport` that `Exchange` uses."""
 
     async def call(self, address: Address, method: str, payload: bytes, *, timeout: float) -> bytes:
         """Call `method` of the process at `address` and return its answer."""
@@ -306,10 +308,10 @@ class Caller(Protocol):
 
 
 class Exchange:
-    """The caller of other shards' methods."""
+    """Calls methods of other shards; answers that are problems are raised here."""
 
     def __init__(self, transport: Caller, *, code_version: Callable[[], int] = lambda: 0) -> None:
-        """`code_version` returns the one that all nodes know."""
+        """`code_version` returns the code version that the catalog has enabled, which all nodes support."""
         self._transport = transport
         self._code_version = code_version
 
@@ -317,9 +319,9 @@ class Exchange:
         """Call `method` of the shard at `address` and return its answer, decoded as `kind`.
 
         Raises:
-            Problem: the one with which the other shard answered. `no_leader` if the connection was lost:
-                outcome `not_applied` if nothing was sent, else `unknown`. `outcome_unknown` if no answer
-                came in `timeout_s`.
+            Problem: the problem with which the other shard answered. `no_leader` if the connection was lost:
+                outcome `not_applied` if nothing was sent, else `unknown`. `outcome_unknown` if no answer came
+                in `timeout_s`.
         """
         encoded = payload if isinstance(payload, bytes) else _encoder.encode(payload)
         asks = _asking.get() if method in IN_TURNS else None

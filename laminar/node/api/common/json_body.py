@@ -56,9 +56,9 @@ _MOST = (
 
 
 def most_document_bytes(operation: str) -> int | None:
-    """Return how large the operation's JSON body may be, as it is decoded on the event loop.
+    """Return the maximum size of an operation's JSON body; None if its body is no JSON document.
 
-    None if the operation's body is no document.
+    The size is bounded because the body is decoded on the event loop.
     """
     return _MOST.get(operation)
 
@@ -74,14 +74,14 @@ def json_body(request: Request, kind: type[_Document]) -> _Document:
         try:
             return msgspec.json.decode(body, type=kind)
         except msgspec.ValidationError as error:
-            # Decoded again without a type: after the value that doesn't fit, the text may not even be JSON.
+            # Decoded again without a type, because the text after the first mismatch may not even be JSON.
             raise _invalid(str(error), msgspec.json.decode(body), kind) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Problem("malformed", f"the body is not JSON: {error}", field="body") from error
 
 
 def document_of(document: dict[str, Any], kind: type[_Document]) -> _Document:
-    """Return a document that was decoded and changed as `kind`.
+    """Convert a document, which was decoded and then changed, to `kind`.
 
     Raises:
         Problem: 422 with the field's path and value if it does not fit `kind`.
@@ -93,7 +93,7 @@ def document_of(document: dict[str, Any], kind: type[_Document]) -> _Document:
 
 
 def _invalid(text: str, document: Any, kind: type[msgspec.Struct]) -> Problem:
-    """Return msgspec's message `text` as a 422 problem: `field` is the path in it, `value` what is there."""
+    """Return msgspec's message `text` as a 422 problem: its path is `field`, with the `value` found there."""
     place = _PLACE.search(text)
     path = place["path"] if place is not None else ""
     text = text[: place.start()] if place is not None else text
@@ -145,7 +145,7 @@ def _detail(kinds: list[Type], path: str, text: str) -> str:
 
 
 def _kind_at(kind: type[msgspec.Struct], path: str) -> list[Type]:
-    """Return the types that may stand at a path as msgspec writes it; null is left out."""
+    """Return the types, except null, that the struct `kind` permits at a path as msgspec writes it."""
     found = _alternatives(inspect.type_info(kind))
     for step in _STEP.findall(path):
         below: list[Type] = []
@@ -171,9 +171,9 @@ def _alternatives(kind: Type) -> list[Type]:
 
 
 def _limit(kinds: list[Type], text: str = "") -> int | str | None:
-    """Return the problem's limit: the bound that `text` names, permitted names, the maximum or the pattern.
+    """Return the `limit` of a problem: the bound in `text`, the permitted names, a maximum or a pattern.
 
-    None if there is none of these.
+    Returns None if the types have none of these.
     """
     bound = _BOUND.search(text)
     if bound is not None:
@@ -191,7 +191,7 @@ def _limit(kinds: list[Type], text: str = "") -> int | str | None:
 
 
 def _at(document: Any, path: str) -> Any:
-    """Return the value at a path as msgspec writes it; None if a step of the path is no name (`[...]`)."""
+    """Return the value at a path as msgspec writes it; None if a step of the path is an index (`[...]`)."""
     if "[" in path:
         return None
     for step in path.split(".") if path else ():

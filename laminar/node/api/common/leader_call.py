@@ -1,10 +1,10 @@
 """Requests that only a partition's leader can carry out: find it, ask it, retry when leadership moves.
 
-All such retries of the server are in this one loop. A `RetryPolicy` says what may be repeated and which
-problem the caller gets in the end; the durations are those of `laminar.http.api.deadlines`.
+All retries of such requests are in this one loop. A `RetryPolicy` says which requests may be repeated, and
+which problem the caller gets in the end; the durations are those of `laminar.http.api.deadlines`.
 
-Invariant: an attempt that may have been carried out is repeated only if the request is repeatable, and its
-unknown outcome stays in the answer, whatever a later attempt says.
+Invariant: an attempt that may have been carried out is repeated only if the request is repeatable. If all
+attempts fail, the final problem reports that the outcome is unknown, also if a later attempt was refused.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ T = TypeVar("T")
 R = TypeVar("R", bound="OfPartition")
 
 Conclusion = Callable[[Sequence[Problem], Problem], Problem]
-"""Makes the problem for the caller, of earlier attempts' unknown outcomes and the last attempt's problem."""
+"""Makes the final problem from those of earlier attempts with an unknown outcome, and the last one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """The rule by which an attempt at the leader is repeated, and by which the final problem is chosen."""
+    """How a request is retried at the leader, and which problem the caller gets if all attempts fail."""
 
     attempts_s: float
-    """For how long after the first attempt another may begin, in seconds."""
+    """The time in seconds after the first attempt within which another attempt may begin."""
     pause_s: float
     """Longest pause before another attempt; the first ones are shorter."""
     repeatable: bool
@@ -84,7 +84,10 @@ SINK_STEP = RetryPolicy(
 
 
 def append_policy(*, repeatable: bool, repeats_here: bool) -> RetryPolicy:
-    """Return the policy of an append; `repeats_here` needs a body that the first attempt left as it was."""
+    """Return the retry policy of an append.
+
+    `repeats_here` requires that an attempt at this shard's own partition does not change the body.
+    """
     return RetryPolicy(
         attempts_s=APPEND_ATTEMPTS_S,
         pause_s=LOOK_UP_PAUSE_S,
@@ -95,7 +98,7 @@ def append_policy(*, repeatable: bool, repeats_here: bool) -> RetryPolicy:
 
 
 class OfPartition(Protocol):
-    """A request that the leader of one partition carries out."""
+    """A request for the leader of one partition, which names the partition."""
 
     @property
     def topic(self) -> str:
@@ -107,14 +110,14 @@ class OfPartition(Protocol):
 
 
 class LeaderCall:
-    """Carries requests out at partitions' leaders: here, or at the shard that leads."""
+    """Carries out requests at partitions' leaders: at this shard if it leads, else at the shard that does."""
 
     def __init__(self, services: ShardServices, locator: Locator) -> None:
         self._services = services
         self.locator = locator
 
     def led(self, topic: str, number: int) -> Partition | None:
-        """Return the partition if this shard leads it."""
+        """Return the partition if this shard leads it, else None."""
         partition = self._services.partitions.get((topic, number))
         return partition if partition is not None and partition.leads else None
 
@@ -140,12 +143,12 @@ class LeaderCall:
         timeout_s: float = FORWARDED_STEP_S,
         payload: Any = None,
     ) -> T:
-        """Return `here(partition, request)` if this shard leads, else what `method` of the leader's answers.
+        """Return `here(partition, request)` if this shard leads; else call `method` of the leader's shard.
 
-        `payload` is sent in place of the request.
+        `payload`, if given, is sent instead of the request.
 
         Raises:
-            Problem: as `__call__`.
+            Problem: the final problem, which `policy.conclude` chooses from those of all attempts.
         """
         sent = request if payload is None else payload
 
@@ -173,8 +176,10 @@ class LeaderCall:
     ) -> T:
         """Return `here(partition)` if this shard leads the partition, else `there(endpoint of the leader)`.
 
+        Attempts are repeated by `policy` when leadership moves.
+
         Raises:
-            Problem: what `policy.conclude` makes of the attempts' problems.
+            Problem: the final problem, which `policy.conclude` chooses from those of all attempts.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + policy.attempts_s

@@ -59,7 +59,7 @@ class Locator:
         return None if address is None or url is None else ReplicaEndpoint(node, address, url)
 
     def replicas(self, topic: str, number: int) -> list[ReplicaEndpoint]:
-        """Return where the partition's replicas are, those on live nodes first."""
+        """Return the endpoints of the partition's replicas, those on live nodes first."""
         record = self._services.view.partition(topic, number)
         if record is None:
             return []
@@ -115,10 +115,10 @@ class Locator:
     async def until_leader_changes(
         self, where: ReplicaEndpoint, topic: str, number: int, asking: Coroutine[Any, Any, T]
     ) -> T:
-        """Return the result of `asking`, a request to the leader `where`; cancel it once another leads.
+        """Return the result of `asking`, a request to the leader `where`; cancel it once another one leads.
 
-        A leader that is stopped or cut off keeps its connections, so nothing else would end the wait.
-        Only for requests that may be repeated.
+        A leader that is stopped or cut off does not close its connections, so nothing else would end the
+        wait. Use it only for requests that may be repeated.
 
         Raises:
             Problem: `outcome_unknown` if another replica leads by now.
@@ -141,7 +141,7 @@ class Locator:
             task.cancel()
 
     async def _ask_replicas(self, topic: str, number: int, *, but: str | None = None) -> str | None:
-        """Return the leader's node as the first replica that knows it says; None if none does.
+        """Ask the replicas for the leader's node; return the first answer that names one, None if none does.
 
         The replica on node `but` is not asked.
         """

@@ -1,4 +1,4 @@
-"""Who makes what a partition keeps, with the limit that its leader goes by."""
+"""Find the limit of the principal that creates something in a partition (a cursor, a group, a sink)."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from membership.catalog_rules import LIMITS_SINCE
 
 
 def maker_of(view: View, principal: str, limit: str) -> Maker:
-    """Return the maker of something that counts for this limit of a principal; an empty name: no one.
+    """Return a principal with its value of a limit, for an object that it creates in a partition.
 
-    No one either before all nodes keep in their logs who made what.
+    Returns `NO_MAKER`, whom no limit restricts, for an empty name, and while a node is too old to record
+    makers.
     """
     if not principal or view.code_version < LIMITS_SINCE:
         return NO_MAKER

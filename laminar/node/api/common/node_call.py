@@ -1,4 +1,4 @@
-"""Questions to all nodes: to one shard of each, which asks its siblings. So a node costs one call."""
+"""Ask all nodes a question, with one call to each: one shard of the node asks its other shards."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ T = TypeVar("T")
 
 SIBLING_WAIT_S: Final = 1.0
 NODE_WAIT_S: Final = 2.0
-"""How long a node may take; longer than its shards may, so that one of them does not silence it."""
+"""How long a node may take; longer than its shards may, so that it answers although one shard is silent."""
 MOST_ASKED: Final = 3
-"""Shards of a node that are asked, one after the other, until one answers."""
+"""The most shards of a node that are tried, one after the other, until one answers."""
 
 
 class NodeCall(Generic[T]):
-    """One question to all nodes."""
+    """A question that can be asked of all nodes."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class NodeCall(Generic[T]):
         payload: bytes = b"",
         wait_s: float = NODE_WAIT_S,
     ) -> None:
-        """`own` returns the answer of this node; other nodes answer `method` with theirs, of type `kind`."""
+        """`own` returns this node's answer; `method` of other nodes returns theirs, decoded as `kind`."""
         self._services = services
         self._exchange = exchange
         self._method = method
@@ -46,12 +46,12 @@ class NodeCall(Generic[T]):
         self._wait_s = wait_s
 
     async def of_all(self, names: Iterable[str]) -> dict[str, T | None]:
-        """Return the answer of each node by name; None where none came."""
+        """Return the answers of nodes, by name; None for a node that did not answer."""
         nodes = list(names)
         return dict(zip(nodes, await asyncio.gather(*map(self._of, nodes)), strict=True))
 
     async def _of(self, node: str) -> T | None:
-        """Return the answer of a node; None if it is not alive, or none of the shards asked answers."""
+        """Return the answer of a node; None if it is not alive, or no shard of it answers."""
         services = self._services
         if node == services.node:
             return await self._own()
@@ -76,7 +76,7 @@ class NodeCall(Generic[T]):
 async def of_siblings(
     services: HostServices, method: str, *, payload: bytes = b""
 ) -> dict[Role, bytes | None]:
-    """Return by role the answers of this node's other shards; None where none came."""
+    """Return the answers of this node's other shards, by role; None for a shard that did not answer."""
     siblings = [role for role in services.siblings if role != CONTROLLER]
     answers = await asyncio.gather(
         *(services.ask_sibling(role, method, payload=payload, timeout_s=SIBLING_WAIT_S) for role in siblings),

@@ -1,13 +1,13 @@
-"""The turns of requests that other shards passed on, at the leader: a principal has no more here than there.
+"""Fairness for forwarded requests: their principals take turns at the leader, as its own clients do.
 
-They come on the connections of nodes, mixed with those of all principals. So each waits for a turn of its
-principal to begin, and for another one to be answered, if many become due together. The turns are those of
-the principal's own connections here. Those of one principal begin in the order in which they came: numbered
-batches may not overtake each other. Calls that requests make (`laminar.node.api.common.forwarding.IN_TURNS`)
-take turns to begin as requests do.
+Forwarded requests arrive on the connections between nodes, mixed for all principals. So each waits for a turn
+of its principal before it begins; an append that waited for its commit waits for another turn before it is
+answered. These turns count together with those of the principal's own connections to this shard. The requests
+of one principal begin in the order in which they arrived, so that numbered batches do not overtake each
+other. Calls that requests make (`laminar.node.api.common.forwarding.IN_TURNS`) wait for a turn to begin, too.
 
-No principal may have all the calls that a process works on at a time: once it has none free, a process
-refuses all that others pass on.
+A process works on a bounded number of calls at a time, and refuses all further ones. So one principal may
+never have all of them.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from laminar.node.transport.rpc import MAX_CALLS_IN_PROGRESS
 T = TypeVar("T")
 
 SHARE: Final = 4
-"""Requests that a principal may have in progress, for each call that is free: alone it has four fifths."""
+"""The most requests in progress of a principal, as a multiple of the free calls: 4 is four fifths of all."""
 
 RETRY_AFTER_MS: Final = 100
 
 
 class PassedTurns:
-    """The turns of one shard, for requests that come from other shards."""
+    """Lets forwarded requests and calls wait for a turn of their principal."""
 
     def __init__(self, turns: Callable[[], Turns], *, in_progress: Callable[[], int]) -> None:
-        """`in_progress` returns how many calls of other processes this one works on, of all principals."""
+        """`in_progress` returns the number of calls of other processes under way here, of all principals."""
         self._turns = turns
         self._in_progress = in_progress
 
     async def answer(
         self, flow: Flow, body_bytes: int, carry_out: Callable[[], Response | Awaitable[Response]]
     ) -> Response:
-        """Return the answer of `carry_out`, which is called at the flow's turn.
+        """Wait for a turn of the flow (the principal), then call `carry_out` and return its answer.
 
         Raises:
-            Problem: 503 `overloaded`: its principal has too much in progress. Nothing was begun.
+            Problem: 503 `overloaded` if the principal has too many requests in progress; nothing was begun.
         """
         turns = self._enter(flow)
         try:
@@ -60,10 +60,10 @@ class PassedTurns:
             turns.exit(flow)
 
     async def call(self, flow: Flow, payload_bytes: int, carry_out: Callable[[], Awaitable[T]]) -> T:
-        """Return the result of `carry_out`, a call that a request makes, which begins at the flow's turn.
+        """Wait for a turn of the flow (the principal), then make the call `carry_out` and return its result.
 
         Raises:
-            Problem: as `answer`.
+            Problem: 503 `overloaded` if the principal has too many requests in progress; nothing was begun.
         """
         turns = self._enter(flow)
         try:
@@ -77,7 +77,7 @@ class PassedTurns:
         if flow.passed > most:
             raise Problem(
                 "overloaded",
-                "a principal has too many requests in progress that other shards passed on",
+                "too many requests of this principal that other shards forwarded are in progress",
                 field="requests",
                 value=flow.passed + 1,
                 limit=most,

@@ -1,8 +1,8 @@
-"""Changes of the wanted placement on behalf of a request, and the problems with which they are refused.
+"""Ask the catalog for changes of the wanted placement, and translate its refusals to problems.
 
-The catalog compares the version of what is changed with the one that the change was decided on. It is that of
-this shard's view, which may be old, and which the planner changes with each of its steps: so a change that
-names no version of its own is decided again on a newer view.
+A change names the version of the record on which it was decided, and the catalog refuses it if the record has
+another version by now. The version comes from this shard's view, which may be old, and each step of the
+planner increases it. So a change without a version from the client is decided again on a newer view.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ NEWEST_WAIT_S = 3.0
 
 
 class PlacementCall:
-    """The way of one shard's handlers to the catalog, for changes of the wanted placement."""
+    """Sends changes of the wanted placement to the catalog, for the handlers of one shard."""
 
     def __init__(self, services: ShardServices) -> None:
         self._services = services
 
     async def change(self, decide: Callable[[], PlacementChange], *, absent: Callable[[], Problem]) -> Result:
-        """Perform the change that `decide` makes of the view; decide and ask again on a version conflict.
+        """Perform the change that `decide` derives from the view; on a version conflict decide and ask again.
 
-        `absent` makes the problem for a node, topic or partition that is gone.
+        `absent` returns the problem for a node, topic or partition that is gone.
 
         Raises:
-            Problem: the catalog refuses the change, or has no leader; also each problem of `decide`.
+            Problem: the catalog refuses the change, or has no leader; also each problem that `decide` raises.
         """
         for _ in range(ATTEMPTS):
             result = await self.once(decide(), absent=absent)
@@ -42,7 +42,7 @@ class PlacementCall:
             await self._services.refresh_view()
         raise Problem(
             "in_progress",
-            f"other changes came first, {ATTEMPTS} times: {result.detail}",
+            f"other changes came first, {ATTEMPTS} times; send the request again: {result.detail}",
             outcome="not_applied",
         )
 
@@ -53,10 +53,10 @@ class PlacementCall:
         absent: Callable[[], Problem],
         allow_fewer_replicas: bool = False,
     ) -> Result:
-        """Perform one change, and wait until this shard's view shows it. A conflict is returned.
+        """Perform one change, and wait until this shard's view shows it. A version conflict is returned.
 
         Raises:
-            Problem: as for `change`.
+            Problem: the catalog refuses the change, or has no leader.
         """
         try:
             answer = await self._services.ask_catalog(PlacementRequest(change, allow_fewer_replicas))
@@ -74,9 +74,9 @@ class PlacementCall:
     async def newest_view(self) -> list[str] | None:
         """Wait until the view is as new as the catalog, and return the nodes that vote in the catalog.
 
-        Another shard may have performed an operator's last change, and this shard's view follows later. If
-        no leader of the catalog is known, or its answer takes `NEWEST_WAIT_S`, return None: the view stays as
-        it is.
+        It makes an operator's last change visible here if another shard performed it. Returns None, and
+        leaves the view as it is, if no leader of the catalog is known, or it does not answer within
+        `NEWEST_WAIT_S`.
         """
         message = self._services.view.message
         if message is None or not message.catalog_leader:
@@ -103,7 +103,7 @@ def _result_of(answer: CatalogAnswer) -> Result:
     """Return the catalog's result.
 
     Raises:
-        Problem: the catalog did not decide, or refused the change with a code of its own.
+        Problem: the catalog did not decide, or refused the change with an error code.
     """
     if answer.error == "too_few_nodes":
         raise Problem(

@@ -13,7 +13,7 @@ _WHOLE = re.compile(r"-?[0-9]{1,16}\Z", re.ASCII)
 
 
 def integer(request: Request, name: str, default: int, *, maximum: int, minimum: int = 0) -> int:
-    """Return the whole number `name` of the query, or `default` if it is not there.
+    """Return the query parameter `name` as a whole number, or `default` if the query has none.
 
     Raises:
         Problem: 422 if it is no whole number, or not between `minimum` and `maximum`.
@@ -37,7 +37,7 @@ def integer(request: Request, name: str, default: int, *, maximum: int, minimum:
 
 
 def one_of(request: Request, name: str, values: Sequence[str]) -> str:
-    """Return the text `name` of the query, or the first of `values` if it is not there.
+    """Return the query parameter `name`, one of `values`; the first of these if the query has none.
 
     Raises:
         Problem: 422 if it is none of `values`.
@@ -50,7 +50,10 @@ def one_of(request: Request, name: str, values: Sequence[str]) -> str:
 
 
 def flag(request: Request, name: str) -> bool:
-    """Return whether `name` of the query is ``true``; False if it is not there. Raises as `one_of`."""
+    """Return whether the query parameter `name` is ``true``; False if the query has none.
+
+    Raises 422 if it is neither ``true`` nor ``false``.
+    """
     return one_of(request, name, ("false", "true")) == "true"
 
 

@@ -1,7 +1,7 @@
-"""What the handlers may ask of the shard whose requests they answer.
+"""Interfaces to the shard for the handlers of its requests.
 
-Handlers know these interfaces and no shard, so a test needs to give them only a partition and little else. A
-shard has all of `HostServices` (`laminar.node.assembly` joins the two); most handlers take only
+Handlers depend on these interfaces, not on a shard, so a test has to provide little more than a partition. A
+shard provides all of `HostServices` (`laminar.node.assembly` connects the two); most handlers take only
 `ShardServices`.
 """
 
@@ -61,15 +61,15 @@ class ShardServices(Protocol):
 
     @property
     def rng(self) -> random.Random:
-        """Randomness, for ids and samples."""
+        """The source of random numbers, for ids and samples."""
 
     @property
     def view(self) -> View:
-        """This shard's copy of the catalog and of who is alive."""
+        """This shard's copy of the catalog, and of the list of live nodes."""
 
     @property
     def partitions(self) -> Mapping[tuple[str, int], Partition]:
-        """Replicas that take part here, by topic and partition number."""
+        """The open partitions of this shard, by topic and partition number."""
 
     @property
     def lost(self) -> Sequence[ReplicaEntry]:
@@ -96,15 +96,15 @@ class ShardServices(Protocol):
         raise NotImplementedError
 
     def watched(self, keep: Callable[[Partition], bool]) -> Callable[[], list[Partition]]:
-        """Return a function for a periodic check: it returns the partitions that the check has to look at.
+        """Return a function that returns the partitions which a periodic check has to look at.
 
-        They are those whose group is awake or has been since the last call, and the quiesced ones for which
-        `keep` held then.
+        They are the partitions whose group was awake since the last call, and the quiesced partitions for
+        which `keep` returned True at the last call.
         """
         raise NotImplementedError
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run `work` beside the rest; its failure ends the process."""
+        """Run `work` as a background task; its failure ends the process."""
         raise NotImplementedError
 
     def every(self, period_s: float, check: Check, *, to_the_end: bool = False) -> None:
@@ -112,7 +112,7 @@ class ShardServices(Protocol):
 
     @property
     def bulk(self) -> Bulk:
-        """The shares of what has many bytes."""
+        """The limits of work on large data, shared fairly among clients."""
 
     def off_loop(self, job: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
         """Run `job` in the thread for large bodies."""
@@ -124,15 +124,15 @@ class HostServices(ShardServices, Protocol):
 
     @property
     def publishers(self) -> Publishers:
-        """What publishes the delayed records of the partitions that this shard leads."""
+        """The publishers of delayed records, for the partitions that this shard leads."""
 
     @property
     def traces(self) -> TraceRing:
-        """The events of the trace that wait."""
+        """The events of the trace that wait to be written."""
 
     @property
     def deliveries(self) -> Deliveries:
-        """What gives out the records of channels, of the partitions that this shard leads."""
+        """The deliveries of channels, which give out records, for the partitions that this shard leads."""
 
     @property
     def transport(self) -> Transport:
@@ -140,7 +140,7 @@ class HostServices(ShardServices, Protocol):
 
     @property
     def turns(self) -> Turns:
-        """The turns that principals take at this shard."""
+        """The turns in which the requests of principals are served at this shard, for fairness."""
 
     @property
     def siblings(self) -> Sequence[Role]:
@@ -160,25 +160,25 @@ class HostServices(ShardServices, Protocol):
 
     @property
     def knows_its_replicas(self) -> bool:
-        """Whether the manifest is there; False after its loss, until the catalog has said what it held."""
+        """Whether this shard has its manifest; False after its loss, until the catalog restores it."""
 
     async def ask_sibling(self, role: Role, method: str, *, payload: bytes = b"", timeout_s: float) -> bytes:
         """Call `method` of another process of this node. Raises `TransportError`."""
         raise NotImplementedError
 
     def catch_up_progress(self, group: bytes) -> tuple[int, int] | None:
-        """Return (bytes received, bytes in all) of the log that a catch-up builds here; None if none does."""
+        """Return (bytes received, bytes in all) of a group's catch-up here; None if none is under way."""
 
     def trimmable_index(self, partition: Partition, border: int) -> int:
         """Return the highest index, at most `border`, up to which a log led here may be trimmed now."""
         raise NotImplementedError
 
     def report(self) -> ProcessReport:
-        """Return what this process says of itself in a bundle."""
+        """Return this process's report for the support bundle."""
         raise NotImplementedError
 
     def release(self, replica: Replica, *, incarnation: int, last_term: int, last_index: int) -> bool:
-        """Let a recovering replica vote for logs that reach this entry; return whether that took effect."""
+        """Let a recovering replica vote for logs that reach an entry; return whether it took effect."""
         raise NotImplementedError
 
     def failed_logs(self) -> set[int]:
@@ -204,12 +204,13 @@ class MakeTopic(Protocol):
 
 
 async def check_enabled(services: ShardServices, version: int, what: str) -> None:
-    """Refuse what needs a code version while a node has an older program (docs/upgrading.md).
+    """Refuse a request that needs a code version which the cluster has not enabled (docs/upgrading.md).
 
-    The view may be from before the last node's upgrade, so it is refreshed before anything is refused.
+    A cluster enables it when all nodes know it. The view may be older than that, so it is refreshed before a
+    request is refused.
 
     Raises:
-        Problem: 503 `not_enabled`; as `refresh_view`.
+        Problem: 503 `not_enabled`; or the refresh fails, as the catalog has no leader.
     """
     if services.view.code_version < version:
         await services.refresh_view()

@@ -1,4 +1,4 @@
-"""Work over many things: in slices, so that others are answered in between, and once for all who ask."""
+"""Two tools for costly work on the event loop: `in_slices` yields in between, `Kept` caches a result."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from laminar.node.host.clock import Clock
 T = TypeVar("T")
 
 SLICE_MS: Final = 2
-"""How long a slice may hold the event loop, but for its last thing; the clock counts whole ms."""
+"""How long a slice may occupy the event loop, apart from its last item; the clock counts whole ms."""
 FRESHEST_S: Final = 0.2
 COSTS: Final = 20
-"""A result is kept this many times as long as it took: so it takes a twentieth of a core at most."""
+"""A result is cached this many times as long as it took: so the work takes a twentieth of a core at most."""
 CHEAP_S: Final = 0.05
-"""CPU time that need not be saved."""
+"""A result that took less CPU time than this is not cached longer because of its cost."""
 
 
 class Kept(Generic[T]):
-    """The last result of a costly question, which is asked once for all who wait for it.
+    """A cache of the result of a costly function; callers that wait at the same time share one call.
 
-    It is kept for `keep_s`, or if it was costly `COSTS` times as long as it took of the CPU, unless `version`
-    has changed.
+    The result is cached for `keep_s`, or, if it was costly, for `COSTS` times the CPU time that it took. It
+    is dropped earlier if `version` changes.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class Kept(Generic[T]):
         keep_s: float = FRESHEST_S,
         at_most_s: float = 60.0,
     ) -> None:
-        """`ask` finds a result. `version` returns a number; a result of another one is not kept."""
+        """`ask` computes a result. A result is valid only while `version` returns the same number."""
         self._ask = ask
         self._clock = clock
         self._keep_s = keep_s
@@ -46,7 +46,7 @@ class Kept(Generic[T]):
         self._asking: asyncio.Task[T] | None = None
 
     async def get(self) -> T:
-        """Return the result that is kept, or a new one."""
+        """Return the cached result if it is valid, or a new one."""
         if self._result is not None:
             result, version, until_ms = self._result
             if version == self._version() and self._clock.monotonic_ms() < until_ms:
@@ -68,7 +68,7 @@ class Kept(Generic[T]):
 
 
 async def in_slices(things: Iterable[T], work: Callable[[T], None], *, clock: Clock) -> None:
-    """Call `work` with each thing, and let the loop turn whenever a slice's time is over."""
+    """Call `work` with each item, and yield to the event loop whenever a slice's time is over."""
     until_ms = clock.monotonic_ms() + SLICE_MS
     for each in things:
         work(each)

@@ -1,4 +1,4 @@
-"""The catalog's records of the topics and partitions that requests name, or 404."""
+"""Look up the catalog's records of topics and partitions that requests name, or answer 404."""
 
 from __future__ import annotations
 
@@ -23,23 +23,26 @@ MOST_ROUTES = 1024
 
 
 class _Facts(NamedTuple):
-    """The version of a topic's present route, and the import that fills it, if one does."""
+    """The facts about a topic that nearly every request needs.
 
+    They are its record, the `version` of its present route, and the import that fills it, or None.
+    `partitions` has the records of partitions that were looked up, by number.
+    """
+
+    record: TopicRecord
     version: int
     importing: object
-
-
-_NOTHING = _Facts(0, None)
+    partitions: dict[int, PartitionRecord]
 
 
 class TopicLookup:
-    """Records of topics and partitions by the names in a request, from this shard's copy of the catalog."""
+    """Looks up records of topics and partitions by name in this shard's view (its copy of the catalog)."""
 
     def __init__(self, view: View) -> None:
         self._view = view
-        # By topic the route that was made last, and the record that it was made of.
+        # By topic the decoded route, and the record from which it was decoded.
         self._routes: dict[str, tuple[RouteRecord, Route]] = {}
-        # By topic what nearly each request asks, in the view of this message.
+        # By topic the facts that nearly every request needs, as long as the view has this message.
         self._facts: dict[str, _Facts] = {}
         self._facts_of: ViewMessage | None = None
 
@@ -47,19 +50,23 @@ class TopicLookup:
         """Return the topic's record.
 
         Raises:
-            Problem: 404 `no_such_topic`; 503 `not_ready` where that is not certain yet.
+            Problem: 404 `no_such_topic`; 503 `not_ready` while the view may be too old to know that.
         """
-        record = self._view.topics().get(topic)
-        if record is None:
+        return self._known(topic).record
+
+    def _known(self, topic: str) -> _Facts:
+        """Return the facts about a topic. Raises as `record`."""
+        facts = self._facts_about(topic)
+        if facts is None:
             self._check_certain(f"topic {topic!r}")
             raise Problem("no_such_topic", f"there is no topic {topic!r}", field="topic", value=topic)
-        return record
+        return facts
 
     def knows(self, topic: str, partition: str | None = None) -> bool:
         """Return whether the view has this topic and, if it exists, this partition.
 
-        A view may be old. It lacks topics that came since, and partitions whose numbers no partition had
-        then; a number that was used is never used again.
+        A view may be old: then it lacks newer topics, and partitions with higher numbers. A number below the
+        highest one is known, also that of a reclaimed partition, because numbers are never reused.
         """
         record = self._view.topics().get(topic)
         if record is None:
@@ -74,13 +81,14 @@ class TopicLookup:
         Raises:
             Problem: 503 `being_created`; 412 `precondition_failed` for an import that is not under way.
         """
-        now, said = self._facts_about(topic).importing, headers.get(_IMPORT)
+        facts, said = self._facts_about(topic), headers.get(_IMPORT)
+        now = None if facts is None else facts.importing
         if now == said:
             return
         if said is None:
             raise Problem(
                 "being_created",
-                f"topic {topic!r} is being imported, and opened when that is done",
+                f"topic {topic!r} is being imported; it takes requests when the import is done",
                 retry_after_ms=1_000,
                 outcome="not_applied",
             )
@@ -94,9 +102,9 @@ class TopicLookup:
         )
 
     def _check_certain(self, what: str) -> None:
-        """Raise 503 `not_ready` while this node's copy of the catalog may be one of before its start.
+        """Raise 503 `not_ready` while this node has not heard from the catalog since its start.
 
-        A client takes 404 for final, and may give records up for that.
+        Its copy of the catalog may be old until then. A client takes 404 for final, and may discard records.
         """
         if not self._view.is_confirmed:
             raise Problem(
@@ -109,18 +117,24 @@ class TopicLookup:
         """Return the partition's record.
 
         Raises:
-            Problem: 404 `no_such_topic` or `no_such_partition`; 503 `not_ready` where that is not certain.
+            Problem: 404 `no_such_topic` or `no_such_partition`; 503 `not_ready` while the view may be too old
+                to know that.
         """
-        record = self.record(topic)
+        facts = self._known(topic)
         is_number = number.isascii() and number.isdigit() and len(number) <= 9
-        found = self._view.partition(topic, int(number)) if is_number else None
-        if found is None:
-            if is_number:
+        found = facts.partitions.get(int(number)) if is_number else None
+        if found is None and is_number:
+            found = self._view.partition(topic, int(number))
+            if found is None:
                 self._check_certain(f"{topic}/{number}")
-            last = record.numbers[-1]
+            else:
+                facts.partitions[found.number] = found
+        if found is None:
+            numbers = facts.record.numbers
+            last = numbers[-1]
             detail = f"topic {topic!r} has partitions 0 to {last}"
-            if len(record.numbers) <= last:
-                detail = f"topic {topic!r} has {len(record.numbers)} partitions of numbers up to {last}"
+            if len(numbers) <= last:
+                detail = f"topic {topic!r} has {len(numbers)} partitions of numbers up to {last}"
             raise Problem(
                 "no_such_partition",
                 detail,
@@ -132,9 +146,11 @@ class TopicLookup:
 
     def version(self, topic: str) -> int:
         """Return the version of a topic's present route; 0 also if there is no such topic."""
-        return self._facts_about(topic).version
+        facts = self._facts_about(topic)
+        return 0 if facts is None else facts.version
 
-    def _facts_about(self, topic: str) -> _Facts:
+    def _facts_about(self, topic: str) -> _Facts | None:
+        """Return the facts about a topic in the present view; None if it has no such topic."""
         message = self._view.message
         if message is not self._facts_of:
             self._facts_of, self._facts = message, {}
@@ -142,9 +158,9 @@ class TopicLookup:
         if facts is None:
             record = self._view.topics().get(topic)
             if record is None:
-                return _NOTHING  # not kept: requests may name any number of topics
+                return None  # not kept: requests may name any number of topics
             version = 0 if record.route is None else record.route.version
-            facts = self._facts[topic] = _Facts(version, record.settings.get(_IMPORTING))
+            facts = self._facts[topic] = _Facts(record, version, record.settings.get(_IMPORTING), {})
         return facts
 
     def route(self, record: TopicRecord) -> Route:

@@ -1,1 +1,1 @@
-"""Routes of consumers whose positions the cluster keeps: cursors and consumer groups."""
+"""Routes of consumers whose positions the cluster stores: cursors and consumer groups."""

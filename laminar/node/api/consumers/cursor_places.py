@@ -1,14 +1,15 @@
-"""Beginning a cursor where it is not set yet, and rewinding it everywhere, over changes of the topic's route.
+"""Begin a cursor in partitions where it is not set, or rewind it in all, across changes of the topic's route.
 
-A cursor is *begun* in partitions before those that they follow (rule `begin`), so that one which exists in a
-partition and not in one after it says that the latter is new: there it begins at 0. Whether it exists is
-looked for in the oldest partitions first (`oldest`), as a reclaim deletes it there after it has begun it in
-those that follow.
+A cursor is *begun* in the newest partitions first, in their ancestors later (rule `begin`). So a cursor that
+exists in an ancestor of a partition, but not in the partition, shows that the partition is new: there the
+cursor begins at 0. Whether it exists is checked in the oldest partitions first (`oldest`), because a reclaim
+first begins it in the partitions that follow, and deletes it in the ancestor after that.
 
-A *rewind* takes the cursor in all partitions as their owner, also where it does not exist (`absent`), so no
-member owns anything; then it looks at the newest route again, and takes what was opened meanwhile (`again`).
-Only when it holds all, it sets the first one (`whole`). Then it lets all go. One that is broken off is
-repeated: until then what it held keeps its owner, and members leave that alone.
+A *rewind* moves a group's cursor in all partitions at once. It first becomes the cursor's owner in all
+partitions, also where the cursor does not exist (`absent`), so that no member owns any; then it reads the
+newest route and takes the partitions that were opened meanwhile (`again`). Only when it owns all, it sets the
+first position (`whole`). At the end it frees all. If a rewind fails halfway, it must be repeated: until then
+it stays the owner of the cursors that it took, and members do not touch these.
 
 Reference: `docs/routes.md#consumers`.
 """
@@ -39,9 +40,10 @@ ROUTES_SINCE = 3
 
 
 class TakeRequest(msgspec.Struct, frozen=True, array_like=True):
-    """Take a cursor in a partition for a rewind, `owner`; with an empty one only look for the place.
+    """Request to make a rewind (`owner`) the owner of a cursor in a partition.
 
-    `time_ms`: the offset is wanted of the first record at or after this time; None: no offset.
+    With an empty `owner` it takes nothing, and only looks up the offset of the first record at or after
+    `time_ms`. None looks up no offset.
     """
 
     topic: str
@@ -51,11 +53,11 @@ class TakeRequest(msgspec.Struct, frozen=True, array_like=True):
     time_ms: int | None
     synced: bool
     principal: str = ""
-    """Who asks: the maker of a cursor that is new; empty: no one."""
+    """The principal that counts as creator if the cursor is new; empty if there is none."""
 
 
 class Taken(msgspec.Struct, frozen=True, array_like=True):
-    """A partition of which a cursor was taken: its start and end, and the offset at the time asked for."""
+    """The answer about one partition: its start and end offset, and the offset at the requested time."""
 
     partition: int
     start_offset: int
@@ -81,15 +83,15 @@ class CursorPlaces:
     # -- begin ---------------------------------------------------------------------------------
 
     async def begin(self, topic: str, name: str, place: str, *, principal: str) -> None:
-        """Set the cursor at `place` in each partition where it is not set, and at 0 in those that are new.
+        """Set the cursor at `place` in each partition where it is not set, or at 0 in partitions new to it.
 
-        A partition is new to the cursor if that exists in any before it.
+        A partition is new to the cursor if the cursor exists in an ancestor of the partition.
 
         Raises:
-            Problem: 422 for no place; 503 while a leader or the catalog does not answer.
+            Problem: 422 if `place` is invalid; 503 while a leader or the catalog does not answer.
         """
         offset_at = self._offset_at(place)
-        # An output that an old view lacks would be taken for new later, and its old records be delivered.
+        # A partition that an old view lacks would count as new later, so all its records would be delivered.
         await self._services.refresh_view()
         record = self._topics.record(topic)
         generations = lineage.generations(record)
@@ -102,7 +104,7 @@ class CursorPlaces:
                     there.add(state.partition)
                 else:
                     bounds[state.partition] = state
-        # What it saw in a partition that was reclaimed since counts, too: those are in the view.
+        # Cursors found in a partition that is reclaimed meanwhile count, too: the view still has it.
         for numbers in reversed(generations):
             absent = [number for number in numbers if number not in there]
             steps = []
@@ -138,12 +140,12 @@ class CursorPlaces:
     # -- rewind --------------------------------------------------------------------------------
 
     async def rewind(self, topic: str, name: str, place: str | Mapping[str, int], *, principal: str) -> None:
-        """Set the cursor everywhere to `place`, also where it is owned; or to positions in some partitions.
+        """Set the cursor to `place` in all partitions, or to given positions, also where a member owns it.
 
         Raises:
-            Problem: 422 for no place, 404 for a partition that is not there, 409 `fenced` when another rewind
-                took the cursor; 503 while a leader or the catalog does not answer. With the outcome
-                `unknown` it holds the cursor in some partitions, until it is repeated.
+            Problem: 422 if `place` is invalid; 404 if a partition does not exist; 409 `fenced` if another
+                rewind took the cursor; 503 while a leader or the catalog does not answer. After the outcome
+                `unknown` the rewind still owns the cursor in some partitions, until it is repeated.
         """
         time_ms = _time_of(place) if isinstance(place, str) else None
         if not isinstance(place, str):
@@ -154,7 +156,7 @@ class CursorPlaces:
         try:
             await self._take_all(TakeRequest(topic, 0, name, owner, time_ms, False, principal), taken)
         except BaseException:
-            # Nothing is set back yet: members may go on.
+            # No position has been changed yet, so the members may go on.
             with contextlib.suppress(Problem):
                 await self._let_go(topic, name, owner)
             raise
@@ -177,11 +179,11 @@ class CursorPlaces:
             raise
 
     async def _take_all(self, request: TakeRequest, taken: dict[int, Taken]) -> None:
-        """Take a cursor as the request says, in each partition of its topic."""
+        """Take a cursor in each partition that is not in `taken` yet, and add the answers to `taken`."""
         topic = request.topic
         while True:
             await self._services.refresh_view()
-            # Only what all nodes know may be written; and before that, no topic has changed its route.
+            # A synced entry may be written only when all nodes support it; before that, no route has changed.
             synced = self._services.view.code_version >= ROUTES_SINCE
             record = self._topics.record(topic)
             wanted = [number for numbers in lineage.generations(record) for number in numbers]
@@ -203,7 +205,7 @@ class CursorPlaces:
                     raise each
 
     async def _let_go(self, topic: str, name: str, owner: str) -> None:
-        """Free the cursor in all partitions where this rewind holds it."""
+        """Free the cursor in all partitions where this rewind owns it."""
         states, _ = await self._steps.everywhere(topic, name)
         steps = [
             CursorRequest(topic, state.partition, "set", name, position=state.position, expected_owner=owner)
@@ -231,22 +233,22 @@ class CursorPlaces:
         return Taken(partition.number, bounds.start, bounds.end, at_time)
 
     async def on_take_cursor(self, peer: Peer, payload: bytes) -> Taken:
-        """Take a cursor for another shard, in a partition that is led here."""
+        """Take a cursor for the rewind of another shard, in a partition that this shard leads."""
         request = msgspec.msgpack.decode(payload, type=TakeRequest)
         return await self._perform(self._leaders.led_here(request.topic, request.partition), request)
 
 
 def _time_of(place: str) -> int | None:
-    """Return the time of a place that is one, None for `earliest` and `latest`.
+    """Return the time in ms of a place that is a time; None for `earliest` and `latest`.
 
     Raises:
-        Problem: 422 for no place.
+        Problem: 422 if it is none of these.
     """
     return None if place in ("earliest", "latest") else parse_time(place, field="place")
 
 
 def _position(place: str | Mapping[str, int], taken: Taken) -> int | None:
-    """Return where a rewind sets the cursor in a partition; None: it stays where it is."""
+    """Return the offset to which a rewind sets the cursor in a partition; None to leave it where it is."""
     if not isinstance(place, str):
         return place.get(str(taken.partition))
     if place == "earliest":

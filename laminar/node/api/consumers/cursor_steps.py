@@ -1,8 +1,8 @@
 """Steps on a cursor in one partition, each carried out by the partition's leader.
 
-A step is a read, a compare-and-set or a deletion, and may be repeated. One that may give a cursor to an owner
-is a claim: in a partition that a change of the topic's route made, it must pass the gate
-(`laminar.node.api.consumers.gates`).
+A step is a read, a compare-and-set or a deletion, and may be repeated. A step that may give a cursor to a new
+owner is a *claim*. If a change of the topic's route created the partition, a claim must pass the gate there:
+the partition's ancestors must be drained (`laminar.node.api.consumers.gates`).
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ Bounds = Mapping[int, tuple[int, int]]
 
 
 class CursorRequest(msgspec.Struct, frozen=True, array_like=True):
-    """One step on one partition: `operation` is get, set or delete; get with an empty `name` lists all.
+    """A step on a cursor in one partition: `operation` is get, set or delete.
 
-    A set with `check` succeeds only if the position is `expected` (None: no position yet), and with
-    `expected_owner` only if that is the owner.
+    A get with an empty `name` lists all cursors. A set with `check` succeeds only if the position is
+    `expected` (None: no position yet); a set with `expected_owner` only if that is the owner.
     """
 
     topic: str
@@ -47,15 +47,15 @@ class CursorRequest(msgspec.Struct, frozen=True, array_like=True):
     owner: str = ""
     expected_owner: str | None = None
     begins: bool = False
-    """It makes the cursor of a group that is new here, or of one that must get all: without a gate."""
+    """Whether the step creates a cursor without a gate: the group is new, or must get all of the records."""
     principal: str = ""
-    """Who asks: the maker of a cursor that is new; empty: no one."""
+    """The principal that counts as creator if the cursor is new; empty if there is none."""
 
 
 class CursorState(msgspec.Struct, frozen=True, array_like=True):
     """A cursor in one partition, with the partition's start and committed end.
 
-    With an empty name there is no cursor: only partition, start and end count.
+    With an empty name there is no cursor, and only partition, start and end are set.
     """
 
     name: str
@@ -68,7 +68,7 @@ class CursorState(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CursorSteps:
-    """Carries out steps on cursors: at the partitions' leaders, and for other shards where this one leads."""
+    """Sends steps on cursors to partitions' leaders, and carries out those of partitions led here."""
 
     def __init__(
         self,
@@ -83,16 +83,16 @@ class CursorSteps:
         self._gates = gates
 
     async def everywhere(self, topic: str, name: str) -> tuple[list[CursorState], Bounds]:
-        """Return a cursor's states in all partitions, or with an empty name all cursors'; and the bounds."""
+        """Return the states of a cursor (empty `name`: of all) in all partitions, and the bounds of these."""
         record = self._topics.record(topic)
         states = await self.all([CursorRequest(topic, number, "get", name) for number in record.numbers])
         bounds = {each.partition: (each.start_offset, each.end_offset) for each in states if not each.name}
         return [state for state in states if state.name], bounds
 
     async def all(self, steps: list[CursorRequest], done: Sequence[CursorState] = ()) -> list[CursorState]:
-        """Carry out all steps concurrently; return their states, or raise the first failure after all.
+        """Carry out all steps concurrently; return the cursors' states, or raise the first failure.
 
-        The failure names the partitions where steps were carried out, with those `done` before.
+        The failure lists the partitions in which steps were carried out, including those in `done`.
         """
         results = await asyncio.gather(*(self._one(step) for step in steps), return_exceptions=True)
         failures = [result for result in results if isinstance(result, BaseException)]
@@ -106,18 +106,18 @@ class CursorSteps:
         return states
 
     async def unless_there(self, step: CursorRequest) -> None:
-        """Carry out a step that makes a cursor, unless there is one."""
+        """Carry out a step that creates a cursor, unless the cursor exists."""
         try:
             await self._one(step)
         except Problem as problem:
-            # Another request has begun it: at another position, or as its owner.
+            # Another request has created it: at another position, or with an owner.
             if problem.code not in ("precondition_failed", "fenced"):
                 raise
 
     async def drains(self, topic: str, number: int) -> tuple[list[str], dict[str, int]]:
-        """Return which cursors are drained in a sealed partition; and by name, where the others are.
+        """Return the names of cursors that are drained in a partition, and the others' positions by name.
 
-        A cursor that is only in a partition before this one is not drained here, and is at 0.
+        A cursor that exists only in an ancestor of the partition is not drained here, and has position 0.
         """
         record = self._topics.record(topic)
         seal = lineage.seal_of(record, number)
@@ -167,10 +167,10 @@ class CursorSteps:
         elif step.name in partition.cursors.known():
             await self._change(partition, step, None)
         else:
-            await partition.reader.confirmed_end()  # a deposed leader may not know it
+            await partition.reader.confirmed_end()  # a deposed leader may not know the cursor
 
     async def _set(self, partition: Partition, step: CursorRequest) -> None:
-        """Set a cursor; if that is a claim in a partition with others before it, by the gate."""
+        """Set a cursor; if that is a claim in a partition with ancestors, only through the gate."""
         position, commands = step.position, partition.cursor_commands
         assert position is not None, "a set names a position"
         if not _may_claim(commands.latest(step.name), step) or not await self._gates.has(partition):
@@ -193,7 +193,7 @@ class CursorSteps:
             await claim
             await self._gates.check(partition, step.name)
             if commands.latest(step.name) is not claimed:
-                # Its owner may be the same: by a later claim, which is answered for itself.
+                # If the owner is the same again, it is by a later claim, which has its own answer.
                 raise Problem(
                     "changing",
                     f"cursor {step.name!r} of {partition.context.name} was changed during its claim",
@@ -227,7 +227,7 @@ class CursorSteps:
         return maker_of(self._services.view, step.principal, "cursors")
 
     async def on_cursor(self, peer: Peer, payload: bytes) -> list[CursorState]:
-        """Carry out a step for another shard, on a partition that is led here."""
+        """Carry out a step on a cursor for another shard, in a partition that this shard leads."""
         step = msgspec.msgpack.decode(payload, type=CursorRequest)
         return await self._perform(self._leaders.led_here(step.topic, step.partition), step)
 
@@ -246,9 +246,10 @@ def state_of(partition: Partition, name: str, cursor: Cursor) -> CursorState:
 
 
 def _may_claim(before: Cursor | None, step: CursorRequest) -> bool:
-    """Return whether this makes a cursor, or gives it an owner that may not have it yet.
+    """Return whether a set may be a claim: it creates the cursor, or may give it to a new owner.
 
-    A commit of its owner moves it. What moves nothing may be a claim that was carried out and not answered.
+    An owner's commit, which moves the cursor, is none. A set that moves nothing may be the repetition of a
+    claim that was carried out, but whose answer was lost.
     """
     if step.begins:
         return False

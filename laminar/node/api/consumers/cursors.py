@@ -1,8 +1,8 @@
 """Routes of cursors: a consumer's named positions in the partitions of a topic, and their lag.
 
-A cursor's position in a partition is kept by that partition's group. So a request for several partitions is
-carried out by several leaders, each of which compares and sets its own position. If a change fails in one
-partition, the error says in which others it was made.
+A cursor's position in a partition is stored in the log of that partition. So a request for several partitions
+is carried out by several leaders, each of which compares and sets the position in its own. If a change fails
+in one partition, the error lists the partitions in which it was made.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from laminar.node.routes import lineage
 from membership.records import TopicRecord
 
 _NUMBER = re.compile(r"(?:0|[1-9][0-9]{0,8})\Z", re.ASCII)
-# Most partitions that an error lists.
+# The most partitions that an error lists.
 MOST_NAMED = 20
 
 
@@ -124,7 +124,7 @@ class CursorRoutes:
     async def delete(self, request: Request, topic: str, cursor: str) -> Response:
         """Answer DELETE /v1/topics/{topic}/cursors/{cursor}."""
         record = self._topics.record(topic)
-        # A partition without the cursor, after one that has it, would be taken for a new one.
+        # A partition without the cursor, after one that has it, would count as a new one.
         for numbers in reversed(lineage.generations(record)):
             await self._steps.all([CursorRequest(topic, number, "delete", cursor) for number in numbers])
         return Response(204)
@@ -134,7 +134,7 @@ class CursorRoutes:
     async def named(
         self, topic: str, wanted: Callable[[str], bool]
     ) -> tuple[dict[str, list[CursorState]], Bounds]:
-        """Return, by name, the states of a topic's cursors that `wanted` selects; and the bounds."""
+        """Return the states of the cursors that `wanted` selects, by name, and the partitions' bounds."""
         found: dict[str, list[CursorState]] = {}
         states, bounds = await self._steps.everywhere(topic, "")
         for state in states:
@@ -166,7 +166,7 @@ def _check_change(change: CursorChange) -> None:
             "invalid", f"owners that begin with {REWIND} are rewinds", field="owner", value=change.owner
         )
     if is_rewind(change.expected_owner or ""):
-        # A client that does not know rewinds takes them for members that died.
+        # A client that does not support rewinds would treat their owners as members that died.
         raise Problem(
             "fenced",
             "the cursor is being rewound; only that, or another rewind, lets it go",
@@ -201,8 +201,8 @@ def cursor_document(
 ) -> documents.Cursor:
     """Return a cursor's document: by partition its position, its lag behind the end, and its owner.
 
-    A partition of `bounds` that is not in `states` counts as unread from start to end. With `bounds` it also
-    says what waits for what is not acknowledged.
+    A partition of `bounds` that is not in `states` counts as unread from start to end. With `bounds` the
+    document also lists the partitions that no consumer may own yet, and the ancestors that they wait for.
     """
     ordered = sorted(states, key=lambda state: state.partition)
     known = {state.partition for state in states}
@@ -235,9 +235,9 @@ def cursor_document(
 
 
 def waits_for(topic: TopicRecord, number: int, states: Iterable[CursorState]) -> dict[str, int]:
-    """Return the partitions before this one where a cursor with these states is not drained, and their ends.
+    """Return the ancestors of a partition in which a cursor is not drained, with their end offsets.
 
-    The seal that the catalog has is final, so this is as true as the states are.
+    Seals in the catalog are final, so the result is as current as `states`.
     """
     known = {state.partition: state for state in states}
     found = {}

@@ -1,17 +1,19 @@
-"""The gate of a partition: a consumer owns it only when all that lies before it is acknowledged.
+"""The gate of a partition: a consumer may own it only when it has acknowledged all earlier partitions.
 
-A change of the topic's route ends partitions, and others follow. Records of a key lie in the *ancestors* of
-the partition that holds it now, and are older there. So a claim of a cursor in a partition stands only if the
-same cursor is *drained* in each of its ancestors: that is sealed, and its end acknowledged.
+A change of the topic's route seals partitions, and new ones follow them. The older records of a key lie in
+the *ancestors* of the partition that has the key now. So a claim (a set that makes a consumer the owner of a
+cursor in a partition) is valid only if the same cursor is *drained* in each ancestor: the ancestor is sealed,
+and the cursor is at its end.
 
-The order matters. The claim is committed first, by the partition's leader, and then the ancestors' leaders
-are asked, each confirmed by a majority; if one is not drained the claim is undone. Asked before, the cursor
-could be rewound between answer and claim. A rewind holds the cursor in all partitions before it sets any
-back, so it takes the claim away, or makes the answer `held`.
+The order matters. The partition's leader first commits the claim; then it asks the ancestors' leaders, whose
+answers a majority confirms; if an ancestor is not drained, the claim is undone. With the question first, the
+cursor could be rewound between answer and claim. A rewind owns the cursor in all partitions before it moves
+it back in any, so it either replaces the claim's owner, or the ancestor answers `held`.
 
-Views of the catalog may be old. The ancestors of a partition never grow, so an old view names all of them,
-and perhaps some that are reclaimed: it is asked for again before one of these decides. Only a view of
-another topic of this name, deleted since, may lack some: the claimed partition's group is compared.
+Views of the catalog may be old. The set of a partition's ancestors never grows, so an old view names all of
+them, and perhaps some that are reclaimed: so the view is refreshed before a reclaimed one decides. Only a
+view of an earlier topic of the same name may lack ancestors: to exclude it, the partition's group id is
+compared.
 
 Reference: `docs/routes.md#consumers`, whose names of rules are claim, inputs, ancestors, acked, keep, held.
 """
@@ -50,7 +52,7 @@ GATE = RetryPolicy(
 
 
 class DrainQuestion(msgspec.Struct, frozen=True, array_like=True):
-    """Whether a cursor is drained in a partition, which its leader is asked."""
+    """The question to a partition's leader whether a cursor is drained there."""
 
     topic: str
     partition: int
@@ -58,9 +60,10 @@ class DrainQuestion(msgspec.Struct, frozen=True, array_like=True):
 
 
 class DrainAnswer(msgspec.Struct, frozen=True, array_like=True):
-    """What the leader says, confirmed by a majority; `end` is final only if the partition is sealed.
+    """A leader's answer to `DrainQuestion`, confirmed by a majority.
 
-    `held`: a rewind holds the cursor, and will set it back.
+    `end` is the partition's end offset, final only if it is sealed. `held` says that a rewind owns the
+    cursor, and will move it.
     """
 
     drained: bool
@@ -77,23 +80,27 @@ class Gates:
         self._leaders = leaders
 
     async def has(self, partition: Partition) -> bool:
-        """Return whether a claim in this partition must pass a gate. Asks for a newer view if that is old."""
+        """Return whether a claim in this partition must pass a gate (it has ancestors).
+
+        May refresh the view.
+        """
         return bool(self._ancestors(partition.number, await self._record(partition)))
 
     async def before(self, partition: Partition) -> list[int]:
-        """Return the partitions before this one whose records come first, once its change is done.
+        """Return the ancestors of this partition, whose records must be consumed first.
 
         Raises:
-            Problem: 503 `changing` or `not_leader` when that is not known.
+            Problem: 503 `changing` if the change that creates the partition is not done; 503 `not_leader` if
+                the catalog does not know the partition.
         """
         return self._ancestors(partition.number, await self._opened(partition))
 
     async def check(self, partition: Partition, name: str) -> None:
-        """Return if the cursor is drained in all partitions before this one. After the claim only.
+        """Check that the cursor is drained in all ancestors of this partition. Call it only after the claim.
 
         Raises:
-            Problem: 409 `not_drained` with the ends of those where it is not; 503 `changing` when some leader
-                did not answer in time.
+            Problem: 409 `not_drained` with the ends of the ancestors where it is not; 503 `changing` when
+                some leader did not answer in time.
         """
         try:
             async with asyncio.timeout(GATE_S):
@@ -107,7 +114,7 @@ class Gates:
         try:
             answers = await self._ask(record.name, ancestors, name)
         except Problem:
-            # One may have been reclaimed since this view: then it was drained, or the group never read it.
+            # An ancestor may be reclaimed by now: then it was drained, or the group never read it.
             await self._services.refresh_view()
             record = await self._record(partition)
             ancestors = self._ancestors(partition.number, record)
@@ -120,12 +127,12 @@ class Gates:
             raise _not_drained(partition, name, behind)
 
     async def _opened(self, partition: Partition) -> TopicRecord:
-        """Return the topic's record, once the partition's change is done there.
+        """Return the topic's record, if the change that creates this partition is done in it.
 
-        Before, the seals of its inputs may be lost with the power, and these take records again.
+        Before that, a power failure may undo the seals of the change's inputs, which then take records again.
 
         Raises:
-            Problem: 503 `changing` if it is not done in the newest view.
+            Problem: 503 `changing` if the change is not done in the newest view.
         """
         record = await self._record(partition)
         if lineage.state_of(record, partition.number) == "waiting":
@@ -139,7 +146,7 @@ class Gates:
         return lineage.ancestors_of(record, number, only_strict=True)
 
     async def _record(self, partition: Partition) -> TopicRecord:
-        """Return the record of the topic that the partition is of.
+        """Return the record of the partition's topic; refresh the view first if it lacks the partition.
 
         Raises:
             Problem: 503 `not_leader` if the newest view has no such partition.
@@ -189,7 +196,7 @@ class Gates:
         )
 
     async def on_drained(self, peer: Peer, payload: bytes) -> DrainAnswer:
-        """Answer another shard about a partition that is led here."""
+        """Answer another shard whether a cursor is drained in a partition that this shard leads."""
         question = msgspec.msgpack.decode(payload, type=DrainQuestion)
         return await self._answer(self._leaders.led_here(question.topic, question.partition), question)
 
@@ -203,8 +210,8 @@ def _not_drained(partition: Partition, name: str, behind: dict[int, DrainAnswer]
     )
     return Problem(
         "not_drained",
-        f"cursor {name!r} is to reach the ends of partitions of {partition.topic!r} before it owns "
-        f"{partition.number}: {places}",
+        f"cursor {name!r} must reach the ends of earlier partitions of {partition.topic!r} before it may be "
+        f"owned in {partition.number}: {places}",
         field="cursor",
         value=name,
         limit={str(number): answer.end for number, answer in behind.items()},
@@ -213,9 +220,9 @@ def _not_drained(partition: Partition, name: str, behind: dict[int, DrainAnswer]
 
 
 def _not_known(partition: Partition, why: str) -> Problem:
-    """Return 503 `changing`: it may be tried again, by the consumer; no leader is to be looked for."""
+    """Return 503 `changing`: the consumer may try again, but the search for a leader is not repeated."""
     return Problem(
         "changing",
-        f"it is not known whether all before {partition.context.name} is acknowledged: {why}",
+        f"it is unknown whether all records before {partition.context.name} are acknowledged: {why}",
         outcome="not_applied",
     )

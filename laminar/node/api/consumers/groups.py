@@ -50,7 +50,10 @@ class GroupRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class GroupState(msgspec.Struct, frozen=True, array_like=True):
-    """A group's live members in order of name; `forming`: the leader may not have heard from all yet."""
+    """A group's live members, sorted by name.
+
+    `forming` says that a new leader may not know all of them yet.
+    """
 
     members: list[MemberState]
     forming: bool
@@ -144,7 +147,7 @@ class GroupRoutes:
         session_ms: int = 0,
         routes: bool = True,
     ) -> GroupRequest:
-        """Return a step for the leader of the partition that holds the group's place by this view."""
+        """Return a step for the leader of the partition that has the group's list of members."""
         for field, name in (("group", group), ("member", member)):
             if (name or field == "group") and _NAME.fullmatch(name) is None:
                 raise Problem(
@@ -164,13 +167,13 @@ class GroupRoutes:
         return GroupRequest(topic, number, operation, group, member, mode, session_ms)
 
     async def _at_leader(self, topic: str, step_of: Callable[[], GroupRequest]) -> tuple[GroupState, int]:
-        """Return the answer of the leader that knows the group's members, and the route's version."""
+        """Ask the leader that has the group's list of members; return its answer and the route's version."""
         try:
             state = await self._ask(step_of())
         except Problem as problem:
             if problem.code != "changing":
                 raise
-            # The group's place is in another partition by now, or about to be.
+            # The group's list of members is at another partition now, or will be soon.
             await self._services.refresh_view()
             state = await self._ask(step_of())
         return state, self._topics.route(self._topics.record(topic)).version
@@ -197,14 +200,15 @@ class GroupRoutes:
         return GroupState(members, known.is_rebalancing(step.group, now_s=now_s))
 
     async def _check_place(self, partition: Partition, step: GroupRequest) -> None:
-        """Check that no other partition holds the group's place: each would know some of its members only.
+        """Check that this partition has the group's list of members: two lists would each lack some members.
 
-        A partition holds it from its opening until the change is done that ends it: before that its leader
-        has sealed it. So a sealed one asks the catalog. What it answers members before the change is done
-        counts from before then, and the partition that follows takes no member for dead within a session.
+        A partition has the list from its opening until the change that replaces it is done. Its leader seals
+        it earlier than that, so the leader of a sealed partition asks the catalog whether the change is done.
+        Its answers to members until then stay valid, because the partition that follows counts no member as
+        dead within one session time.
 
         Raises:
-            Problem: 503 `changing` if another partition holds it, or will.
+            Problem: 503 `changing` if another partition has the list, or will have it.
         """
         succession = partition.state.succession
         if succession.status == "waiting":
@@ -218,7 +222,7 @@ class GroupRoutes:
             raise _elsewhere(partition, step.group)
 
     async def on_group(self, peer: Peer, payload: bytes) -> GroupState:
-        """Carry out a step for another shard, on a group whose partition is led here."""
+        """Carry out a step for another shard, on a group whose list of members is at a partition led here."""
         step = msgspec.msgpack.decode(payload, type=GroupRequest)
         return await self._perform(self._leaders.led_here(step.topic, step.partition), step)
 

@@ -1,22 +1,24 @@
-"""Reclaim of partitions that have ended: when no consumer needs them any more, their groups are deleted.
+"""Reclaim (delete) sealed partitions that no consumer needs any more.
 
 The leader of a sealed partition reclaims it, on a request, or by itself when the partition was sealed a week
 ago and retention has taken all of its records. In this order:
 
-1. Its inputs are reclaimed (rule `order`): a group that is behind in one has no cursor here yet.
-2. *Fence*: from now on no cursor begins here, is set below the end, is taken by a rewind, or is deleted at
-   the end; no channel is opened or moved. That is an entry of the log, so it holds for the next leader, too.
-   What passes it, as another owner at the end, may be committed after step 5: it goes with the partition.
-3. No cursor is below the end, or held by a rewind (`drained`), and each channel is done with all records, the
-   dead included. Otherwise the fence is taken down.
-4. Each cursor begins in the outputs, at 0, if it is not there (`follow`). That counts when it is synced
-   (`pass`). A group that is away would come back as a new one.
-5. The catalog forgets the partition.
+1. Check that its inputs are reclaimed (rule `order`): a group that is behind in one has no cursor here yet.
+2. *Fence*: an entry of the log, so that the next leader observes it, too. From now on no cursor can begin
+   here, be set below the end, be taken by a rewind, or be deleted at the end; no channel can be opened or
+   moved. A change that the fence permits, for example another owner of a cursor at the end, may be committed
+   after step 5: it is deleted with the partition.
+3. Check that no cursor is below the end or owned by a rewind (`drained`), and that each channel is done with
+   all records, dead ones included. Otherwise remove the fence.
+4. Create each cursor in the outputs, at 0, if it does not exist there (`follow`), and wait until that is
+   synced (`pass`). Else a group that is stopped now would start as a new group later.
+5. Remove the partition from the catalog.
 
-An unknown end of step 5 leaves the fence, as the catalog may carry it out later; so does the end of the
-leader. The next attempt finds the partition gone, or begins again. Without one, the leader takes the fence
-down when it has known it for `FENCE_MS` by its own clock, and the catalog still has the partition then. No
-wall clock ends a fence: that of the next leader may be an hour ahead. Reference: `docs/routes.md#reclaim`.
+If the outcome of step 5 is unknown, the fence stays, because the catalog may carry the step out later; if the
+leader fails, it stays, too. The next attempt finds the partition gone, or begins again. Without an attempt,
+the leader removes the fence when it has known it for `FENCE_MS` by its own monotonic clock and the catalog
+still has the partition. No wall clock ends a fence: that of the next leader may be an hour ahead. Reference:
+`docs/routes.md#reclaim`.
 """
 
 from __future__ import annotations
@@ -46,31 +48,31 @@ from membership.requests import ReclaimPartition
 _log = logging.getLogger("laminar.routes")
 
 RECLAIM_AGE_MS = 7 * 24 * 3_600_000
-"""A partition is reclaimed by itself this long after its seal: until then it answers repeated requests."""
+"""How long after its seal a partition is reclaimed unasked; until then it recognises repeated appends."""
 
 FENCE_MS = 600_000
-"""How long a leader keeps a fence that an attempt left: by then the catalog has carried out its request.
+"""How long a leader keeps the fence of a failed attempt: by then the catalog has carried out its request.
 
 A reclaim that was broken off must not keep consumers from their cursors for ever.
 """
 
-# The pause between two looks for such partitions, and for fences that were left.
+# The pause between two checks for such partitions, and for fences of failed attempts.
 CHECK_S = 60.0
-# Most cursors that are begun at once.
+# The most cursors that are created at once.
 AT_ONCE = 64
-# Most cursors that a refusal names.
+# The most cursors that a refusal names.
 MOST_NAMED = 20
 
 
 class ReclaimQuestion(msgspec.Struct, frozen=True, array_like=True):
-    """Reclaim a partition, at its leader."""
+    """Request to a partition's leader to reclaim the partition."""
 
     topic: str
     partition: int
 
 
 class Reclaimed(msgspec.Struct, frozen=True, array_like=True):
-    """A partition that is reclaimed: the offsets of the records that it had, up to before the end."""
+    """The answer about a reclaimed partition: its start offset and its end offset."""
 
     start_offset: int
     end_offset: int
@@ -105,7 +107,7 @@ class Reclaims:
             await self._end_fences()
 
     async def reclaim_due(self) -> None:
-        """Reclaim the partitions that are due, oldest first, as far as no cursor is behind in them."""
+        """Reclaim partitions that were sealed long ago and have no records left, oldest first."""
         due = [each for each in self._services.partitions.values() if self._is_due(each)]
         for partition in sorted(due, key=lambda each: (each.topic, each.number)):
             try:
@@ -114,7 +116,7 @@ class Reclaims:
                 _log.debug("%s is not reclaimed: %s", partition.context.name, problem)
 
     async def _end_fences(self) -> None:
-        """Take down the fences that broken attempts have left in partitions that are led here."""
+        """Remove the fences that failed attempts left in partitions that this shard leads."""
         led = {
             each.replica.group: each
             for each in self._services.partitions.values()
@@ -131,7 +133,7 @@ class Reclaims:
                     await self._end_fence(partition, term)
 
     async def _end_fence(self, partition: Partition, term: int) -> None:
-        """Take a fence down, unless the catalog has reclaimed the partition, or another has led meanwhile."""
+        """Remove a fence, unless the catalog has reclaimed the partition, or another replica led since."""
         group = partition.replica.group
         self._under_way.add(group)
         try:
@@ -175,14 +177,17 @@ class Reclaims:
         return _answer(topic, number, reclaimed)
 
     async def on_reclaim(self, peer: Peer, payload: bytes) -> Reclaimed:
-        """Reclaim a partition that is led here, for another shard."""
+        """Reclaim a partition that this shard leads, for another shard."""
         question = msgspec.msgpack.decode(payload, type=ReclaimQuestion)
         return await self._reclaim(self._leaders.led_here(question.topic, question.partition))
 
     # -- the steps -----------------------------------------------------------------------------
 
     async def _reclaim(self, partition: Partition) -> Reclaimed:
-        """Reclaim a partition that is led here, unless that is under way; see `_carry_out`."""
+        """Reclaim a partition that this shard leads, unless its reclaim is under way.
+
+        Raises as `_carry_out`.
+        """
         group = partition.replica.group
         if group in self._under_way:
             raise Problem("changing", f"{partition.context.name} is being reclaimed", outcome="not_applied")
@@ -193,11 +198,12 @@ class Reclaims:
             self._under_way.discard(group)
 
     async def _carry_out(self, partition: Partition) -> Reclaimed:
-        """Carry out the steps at the head of this module.
+        """Reclaim a partition, by the steps that the head of this module lists.
 
         Raises:
-            Problem: 422 `invalid` when it has not ended, or those before it are there; 409 `not_drained` with
-                the cursors that are behind; 503 when a leader or the catalog does not answer.
+            Problem: 422 `invalid` if the partition is not sealed, or its inputs are not reclaimed; 409
+                `not_drained` with the cursors that are behind; 503 if a leader or the catalog does not
+                answer.
         """
         await self._services.refresh_view()
         record = self._topics.record(partition.topic)
@@ -206,7 +212,7 @@ class Reclaims:
         if before:
             raise Problem(
                 "invalid",
-                f"{partition.context.name} follows partitions that are reclaimed first",
+                f"{partition.context.name} follows partitions that must be reclaimed first",
                 field="partition",
                 value=partition.number,
                 limit=", ".join(map(str, before)),
@@ -215,7 +221,7 @@ class Reclaims:
         commands = partition.cursor_commands
         clock, group, term = self._services.clock, partition.replica.group, partition.replica.core.term
         began_ms, wall_ms = clock.monotonic_ms(), clock.wall_ms()
-        # The request of an earlier attempt may still reach the catalog: its fence is not taken down.
+        # The request of an earlier attempt may still reach the catalog, so its fence is not removed.
         was_fenced = commands.is_fenced()
         await commands.fence(now_ms=wall_ms)
         try:
@@ -224,7 +230,11 @@ class Reclaims:
             _check_delayed(partition)
             await self._follow(record, partition)
             if clock.monotonic_ms() > began_ms + FENCE_MS // 2:
-                raise Problem("changing", f"{partition.context.name} took too long", outcome="not_applied")
+                raise Problem(
+                    "changing",
+                    f"the reclaim of {partition.context.name} took too long",
+                    outcome="not_applied",
+                )
         except BaseException:
             if not was_fenced:
                 with contextlib.suppress(Problem):
@@ -244,7 +254,7 @@ class Reclaims:
         if seal is None or partition.kept_seal is None:
             raise Problem(
                 "invalid",
-                f"{partition.context.name} takes records: only a partition that others follow is reclaimed",
+                f"{partition.context.name} takes records: only a sealed partition can be reclaimed",
                 field="partition",
                 value=partition.number,
                 hint="DELETE .../records deletes records.",
@@ -253,7 +263,7 @@ class Reclaims:
         return seal.end_offset
 
     async def _check_drained(self, partition: Partition, end: int) -> None:
-        """Check that no cursor is behind here. After the fence: none comes later."""
+        """Check that no cursor is behind here. Called after the fence, so that none can fall behind later."""
         await partition.reader.confirmed_end()
         behind = {}
         for name in partition.cursor_commands.names():
@@ -268,12 +278,12 @@ class Reclaims:
                 field="partition",
                 value=partition.number,
                 limit=named,
-                hint="`limit` has cursors and where they are. DELETE those that are no longer used.",
+                hint="`limit` has cursors and their positions. DELETE those that are no longer used.",
                 outcome="not_applied",
             )
 
     def _check_channels(self, record: TopicRecord, partition: Partition, end: int) -> None:
-        """Check that the topic's channels are done here. After the fence, and a confirmed read of the log."""
+        """Check that the topic's channels are done here. Called after the fence and `_check_drained`."""
         channels = partition.state.channels
         behind = channels.unfinished(end)
         for name, channel in (record.channels or {}).items():
@@ -286,12 +296,12 @@ class Reclaims:
                 field="partition",
                 value=partition.number,
                 limit=dict(list(behind.items())[:MOST_NAMED]),
-                hint="`limit` has channels and where they are. Dead records count: replay or drop them.",
+                hint="`limit` has channels and their positions. Dead records count: replay or drop them.",
                 outcome="not_applied",
             )
 
     async def _follow(self, record: TopicRecord, partition: Partition) -> None:
-        """Begin the partition's cursors in those that follow it, where they are not there."""
+        """Create the partition's cursors in its outputs, where they do not exist."""
         outputs = [
             each for each in lineage.outputs_of(record, partition.number) if each in record.all_numbers
         ]
@@ -320,7 +330,7 @@ class Reclaims:
 
 
 def _before(record: TopicRecord, number: int) -> list[int]:
-    """Return the partitions that are reclaimed before this one, and are not yet."""
+    """Return the inputs of this partition that are not reclaimed yet, which must come first."""
     return [each for each in lineage.inputs_of(record, number) if each in record.all_numbers]
 
 
@@ -341,12 +351,15 @@ def _answer(topic: str, number: int, reclaimed: Reclaimed) -> Response:
 
 
 def _check_delayed(partition: Partition) -> None:
-    """Check that no delayed record is pending here. They are on their way to the partitions that follow."""
+    """Check that no delayed record is pending here.
+
+    Pending ones are being sent to the partition's outputs.
+    """
     pending = len(partition.state.delayed)
     if pending:
         raise Problem(
             "changing",
-            f"{pending} delayed records of {partition.context.name} are not sent on yet",
+            f"{pending} delayed records of {partition.context.name} are not sent to the next partitions yet",
             field="partition",
             value=partition.number,
             outcome="not_applied",

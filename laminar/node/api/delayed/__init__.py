@@ -1,4 +1,4 @@
-"""Routes of delayed records: list them, cancel them, give them another time.
+"""Routes of delayed records: list, describe, cancel, or change their delivery time.
 
 `records` answers requests, `steps` asks the leaders of partitions.
 """

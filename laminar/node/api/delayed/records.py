@@ -1,7 +1,8 @@
 """Routes of delayed records. Any node takes each request, and asks the leaders of partitions.
 
-The id of a record names the partition that took it. When that has ended, the partitions that follow it have
-the record: they are asked one after the other, oldest first, so that it is not missed while it is sent on.
+The id of a record names the partition that took it. After that partition is sealed, the record is in one of
+the partitions that follow. They are asked one after the other, oldest first, so that a record on its way from
+one to the next is not missed.
 """
 
 from __future__ import annotations
@@ -78,7 +79,10 @@ class DelayedRoutes:
         return Response.json(changed)
 
     async def _ask(self, topic: TopicRecord, named: DelayedId, due_ms: int | None) -> DelayedAnswer:
-        """Return what the partition that has the record, or had it last, says of it."""
+        """Return the record's state from the partition that has the record, or had it last.
+
+        With `due_ms` the record gets this delivery time first, or is cancelled.
+        """
         there = set(topic.all_numbers)
         followers = descendants_of(topic, named.partition)
         if named.partition not in there and not followers:
@@ -86,7 +90,7 @@ class DelayedRoutes:
         forgotten_ms = -1
         for number in [named.partition, *followers]:
             if number not in there:
-                # It is reclaimed: what was pending there is sent on, what was cancelled there is forgotten.
+                # It is reclaimed: pending records moved to the next partitions, cancellations are forgotten.
                 forgotten_ms = named.due_ms
                 continue
             answer = await self._steps.ask(
@@ -107,7 +111,7 @@ class DelayedRoutes:
         if answer.state == State.PUBLISHED.value and named.due_ms <= forgotten_ms:
             raise Problem(
                 "delayed_record_ended",
-                "this delayed record was published or cancelled; it is not remembered which",
+                "this delayed record was published or cancelled; which of the two is no longer known",
                 field="id",
                 value=str(named),
                 outcome="not_applied",
@@ -140,7 +144,7 @@ class DelayedRoutes:
         )
         if bucket_ms:
             return Response.json(buckets_of(answers, bucket_ms))
-        # A record that is being sent on may be listed by two partitions.
+        # A record that is being sent to the next partition may be listed by both.
         found: dict[int, tuple[int, Listed]] = {}
         for number, answer in zip(record.all_numbers, answers, strict=True):
             found |= {each.number: (number, each) for each in answer.records}
@@ -193,7 +197,10 @@ def _document(partition: int, listed: Listed) -> documents.DelayedRecord:
 
 
 def buckets_of(answers: list[DelayedListing], bucket_ms: int) -> documents.DelayedPage:
-    """Return the sums of what leaders have counted. Raises 422 `invalid` if too many spans have records."""
+    """Add up the counts of all leaders, by span of time.
+
+    Raises 422 `invalid` if too many spans have records.
+    """
     found: dict[int, tuple[int, int]] = {}
     for answer in answers:
         for at, (count, size) in answer.buckets.items():

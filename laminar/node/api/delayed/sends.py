@@ -1,4 +1,4 @@
-"""Delayed records that a partition that has ended sends to those that follow: calls between leaders."""
+"""Calls by which a sealed partition's leader sends its delayed records to the partitions that follow."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from laminar.node.transport.transport import Peer
 
 
 class DelayedSends:
-    """Carries batches of delayed records to the leaders of partitions, and takes those for this shard's."""
+    """Sends batches of delayed records to partitions' leaders, and takes those for partitions led here."""
 
     def __init__(self, publishers: Publishers, leaders: LeaderCall) -> None:
         self._leaders = leaders
@@ -30,7 +30,7 @@ class DelayedSends:
         )
 
     async def on_delayed_batch(self, peer: Peer, payload: bytes) -> DelayedBatchAnswer:
-        """Take a batch for a partition that is led here."""
+        """Append a batch of delayed records from another shard to a partition that this shard leads."""
         request = msgspec.msgpack.decode(payload, type=DelayedBatchRequest)
         return await _take(self._leaders.led_here(request.topic, request.partition), request)
 

@@ -1,6 +1,6 @@
 """Questions about delayed records of one partition, each answered by the partition's leader.
 
-Each may be repeated: a change that was made already says so.
+Each may be repeated: the answer shows whether a change was already made.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from laminar.node.transport.transport import Peer
 _T = TypeVar("_T")
 
 LIST_S: Final = 60.0
-"""How long a leader has to list: it may have to read every entry with pending records."""
+"""How long a leader may take for a list: it may have to read every entry with pending records."""
 
 
 class DelayedQuestion(msgspec.Struct, frozen=True, array_like=True):
-    """What is known of a record by its number; with `due_ms`, give it this time first (ms; -1: cancel it).
+    """Request for the state of a delayed record; with `due_ms` change its time first (-1: cancel it).
 
-    `was_ms` is the time in its id.
+    `number` and `was_ms` are the number and the time in the record's id; times in ms.
     """
 
     topic: str
@@ -45,9 +45,10 @@ class DelayedQuestion(msgspec.Struct, frozen=True, array_like=True):
 
 
 class DelayedAnswer(msgspec.Struct, frozen=True, array_like=True):
-    """What the record is, or was before the change. While it is pending `due_ms` is its time.
+    """The state of a delayed record, before the change if there is one. `due_ms` is a pending record's time.
 
-    What was to be delivered up to `forgotten_ms` may have been cancelled, where it is said to be published.
+    The leader remembers cancellations only for a while: a record due up to `forgotten_ms` with the state
+    "published" may have been cancelled.
     """
 
     state: str
@@ -56,9 +57,10 @@ class DelayedAnswer(msgspec.Struct, frozen=True, array_like=True):
 
 
 class DelayedList(msgspec.Struct, frozen=True, array_like=True):
-    """List the records due from `from_ms` to before `to_ms`, after (time, number), `limit` at most.
+    """Request to list pending records with `from_ms` <= time < `to_ms`, at most `limit`.
 
-    `key`: only those with this key. With `bucket_ms` they are counted instead.
+    The list begins after the record `after` (time, number); `key` selects only records with this key. With
+    `bucket_ms` records are counted in spans of this length instead.
     """
 
     topic: str
@@ -72,7 +74,7 @@ class DelayedList(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Listed(msgspec.Struct, frozen=True, array_like=True):
-    """A pending record: time, number, time in its id (ms), bytes of its value, key, tag."""
+    """A pending record in a list: its time, number, the time in its id (ms), size of its value, key, tag."""
 
     due_ms: int
     number: int
@@ -83,38 +85,44 @@ class Listed(msgspec.Struct, frozen=True, array_like=True):
 
 
 class DelayedListing(msgspec.Struct, frozen=True, array_like=True):
-    """Pending records in order; or, by the beginning (ms) of each span, how many and their bytes."""
+    """The answer to `DelayedList`: pending records in order of time, or counts.
+
+    `buckets` has, by the beginning (ms) of each span, the number of records and the bytes of their values.
+    """
 
     records: list[Listed] = []
     buckets: dict[int, tuple[int, int]] = {}
 
 
 class DelayedSteps:
-    """Asks about delayed records: at partitions' leaders, and for other shards where this one leads."""
+    """Sends requests about delayed records to partitions' leaders, and answers for partitions led here."""
 
     def __init__(self, publishers: Publishers, leaders: LeaderCall) -> None:
         self._publishers = publishers
         self._leaders = leaders
 
     async def ask(self, question: DelayedQuestion) -> DelayedAnswer:
-        """Return what the leader knows of a record, after the change. Raises `Problem`."""
+        """Return the state of a record from the leader, which makes the change if one is asked for.
+
+        Raises `Problem`.
+        """
         return await self._leaders.ask(
             "delayed", question, DelayedAnswer, here=self._answer, policy=STEP, timeout_s=FORWARDED_STEP_S
         )
 
     async def listing(self, asked: DelayedList) -> DelayedListing:
-        """Return what the leader lists. Raises `Problem`."""
+        """Return the list of pending records, or their counts, from the leader. Raises `Problem`."""
         return await self._leaders.ask(
             "delayed_list", asked, DelayedListing, here=self._list, policy=STEP, timeout_s=LIST_S
         )
 
     async def on_delayed(self, peer: Peer, payload: bytes) -> DelayedAnswer:
-        """Answer another shard about a record of a partition that is led here."""
+        """Answer another shard with the state of a delayed record of a partition that this shard leads."""
         question = msgspec.msgpack.decode(payload, type=DelayedQuestion)
         return await self._answer(self._leaders.led_here(question.topic, question.partition), question)
 
     async def on_delayed_list(self, peer: Peer, payload: bytes) -> DelayedListing:
-        """Answer another shard what is pending in a partition that is led here."""
+        """Answer another shard with the pending records of a partition that this shard leads."""
         asked = msgspec.msgpack.decode(payload, type=DelayedList)
         return await self._list(self._leaders.led_here(asked.topic, asked.partition), asked)
 
@@ -144,7 +152,7 @@ class DelayedSteps:
 
 
 async def _reading(work: Awaitable[_T]) -> _T:
-    """Return the result of `work`. Raises 500 `damaged` when an entry cannot be read here."""
+    """Return the result of `work`, which reads entries. Raises 500 `damaged` if one cannot be read."""
     try:
         return await work
     except StorageError as error:
@@ -152,7 +160,7 @@ async def _reading(work: Awaitable[_T]) -> _T:
 
 
 async def _listing(publisher: Publisher, asked: DelayedList) -> DelayedListing:
-    """Read all entries that have records in the span; other requests get their turn after each."""
+    """List or count pending records; yield to the event loop after each entry that is read."""
     found: list[tuple[Due, Listed]] = []
     buckets: dict[int, tuple[int, int]] = {}
     table = publisher.delayed
@@ -180,7 +188,7 @@ async def _listing(publisher: Publisher, asked: DelayedList) -> DelayedListing:
         if asked.bucket_ms:
             _count(buckets, asked.bucket_ms, due, value_bytes(batch))
             if len(buckets) > MAX_BUCKETS:
-                break  # it is refused
+                break  # the answer is refused
             continue
         for each in nsmallest(asked.limit, due):
             row = each.place.row
@@ -202,7 +210,7 @@ async def _listing(publisher: Publisher, asked: DelayedList) -> DelayedListing:
 
 
 def _count(buckets: dict[int, tuple[int, int]], span_ms: int, due: list[Due], sizes: list[int]) -> None:
-    """Add records to the counts of their spans: how many, and the bytes of their values."""
+    """Add the numbers of records, and the bytes of their values, to the counts of their spans."""
     counts: dict[int, int] = {}
     found: dict[int, int] = {}
     for due_ms, _, place in due:

@@ -1,4 +1,5 @@
-"""Routes that look into records, and change nothing.
+"""Routes that search records and tell a record's history. They change nothing.
 
-`search` answers requests, `places` is what a search has left between two of them, `steps` asks the replicas.
+`search` answers requests, `places` encodes the rest of a search as a token for the next request, `steps` asks
+the shards that have replicas.
 """

@@ -1,4 +1,4 @@
-"""What a search is asked for: the request's document as what scans and leaders are asked."""
+"""Convert the JSON document of a search to the arguments of scans, and to places for partitions' leaders."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from laminar.node.find.where import JsonEquals, Where
 from membership.records import TopicRecord
 
 Places = Place | Mapping[int, Place]
-"""One place for all partitions, or one for each of some."""
+"""One place for all partitions, or places by partition number."""
 
 
 def place_in(place: Places, number: int, default: str) -> Place:
-    """Return the place in one partition; `default` is the end that is taken if none is named there."""
+    """Return the place in one partition; `default` (earliest or latest) if `place` has none for it."""
     return place if isinstance(place, Place) else place.get(number, Place(default))
 
 
 def where_of(asked: documents.Where) -> Where:
-    """Return what is wanted, as scans have it. Raises 422 `invalid`."""
+    """Return the conditions on records in the form that scans use. Raises 422 `invalid`."""
     key = None if asked.key is None else asked.key.encode()
     if asked.key_base64 is not None:
         if key is not None:
@@ -47,7 +47,7 @@ def where_of(asked: documents.Where) -> Where:
 
 
 def places_of(asked: documents.Search, topic: TopicRecord) -> tuple[Places, Places | None]:
-    """Return where the search begins and ends; None: it has no end. Raises 422 `invalid`."""
+    """Return the places where the search begins and ends; None for no end. Raises 422 `invalid`."""
     first = _place(asked.from_, "from", topic)
     if not asked.follow:
         if asked.wait_ms:

@@ -1,4 +1,4 @@
-"""The route that tells what became of a record, from the entries of its partition's log."""
+"""The route of a record's history (appended, given out, acknowledged ...), read from its partition's log."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from laminar.node.partition.partition import Partition
 
 STEP_S: Final = 2.0
 MAX_TOKEN: Final = 64 * 1024
-# An entry of which neither frame nor row is left may be one of these.
+# An entry whose frame and index entry are both unreadable may be of any kind, so it counts as one of these.
 _READ: Final = KINDS | {UNKNOWN_KIND}
 _VALUE_BYTES: Final = 4096
 
@@ -43,7 +43,7 @@ _decoder = msgspec.msgpack.Decoder(_Token)
 
 
 class HistoryRoutes:
-    """The handler of histories of records."""
+    """The handler of the route of a record's history."""
 
     def __init__(self, fetch: FetchRoutes, pace: Pace) -> None:
         self._fetch = fetch
@@ -91,7 +91,7 @@ class HistoryRoutes:
         return await self._answer(served, history, last)
 
     async def _read(self, partition: Partition, history: History, last: int) -> None:
-        """Take entries until the time is over, the answer is full, or nothing is left."""
+        """Read entries into `history` until the time is over, the answer is full, or no entry is left."""
         loop, log = asyncio.get_running_loop(), partition.log
         until_s = loop.time() + STEP_S
         while history.index < last and len(history.events) < documents.MAX_EVENTS:
@@ -143,7 +143,7 @@ class HistoryRoutes:
 
 
 async def _begin(partition: Partition, offset: int) -> tuple[Place, list[Event]]:
-    """Return where the history of a record begins, and what the entry that has it says."""
+    """Return the place where a record's history begins, and the events in the entry that has the record."""
     log = partition.log
     try:
         index = await log.find_offset(offset)
@@ -159,7 +159,7 @@ async def _begin(partition: Partition, offset: int) -> tuple[Place, list[Event]]
 
 
 async def _record(partition: Partition, offset: int) -> bytes | None:
-    """Return the record as answers of searches have it; None if it is gone, or cannot be read."""
+    """Return the record's JSON as in answers of searches; None if the record is gone or cannot be read."""
     try:
         frames = await partition.reader.frames(offset, max_bytes=1)
         batch = Batch(frames[0], verified=True)
@@ -194,7 +194,7 @@ def _document(event: Event) -> documents.Event:
 
 
 def _parse(text: str, partition: Partition, offset: int) -> Place:
-    """Return the place in a token. Raises 422 `invalid` if it is none, or that of another record."""
+    """Return the place in a token. Raises 422 `invalid` if it is not a token of this record's history."""
     if len(text) > MAX_TOKEN:
         _refuse(text, "this is no token of a history")
     try:

@@ -1,7 +1,7 @@
-"""What a search has left to look at, and the token that carries it from one request to the next.
+"""The rest of a search (ranges of offsets not searched yet), and the token that passes it on.
 
-The token is all that a search is: no node remembers one. It grants nothing, so it is not signed; what it says
-is checked like any other part of a request. Pure.
+The token is the whole state of a search: no node remembers searches. It grants no rights, so it is not
+signed; its content is checked like any other part of a request. These are pure functions.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from laminar.node.find.scan import NO_END, Span
 from membership.records import PartitionRecord, TopicRecord
 
 UNKNOWN: Final = -2
-"""In place of the first offset of a span: its bounds are not known yet."""
+"""The first offset of a span whose bounds are not known yet."""
 _VERSION: Final = 1
 
 
 class Places(msgspec.Struct, array_like=True):
-    """What is left of a search, in the order in which it is asked for.
+    """The spans (ranges of partitions) that a search has not searched yet, in the order of the search.
 
-    `query` is the hash of what is searched for. A partition of number `newest` or above is newer than all
-    that the search has seen.
+    `query` is the hash of the search's conditions. A partition with a number of `newest` or above is newer
+    than all that the search has seen.
     """
 
     version: int
@@ -37,7 +37,7 @@ class Places(msgspec.Struct, array_like=True):
     spans: list[Span]
 
     def token(self) -> str:
-        """Return the text that says this."""
+        """Return the token: this object as URL-safe text."""
         return base64.urlsafe_b64encode(msgspec.msgpack.encode(self)).decode().rstrip("=")
 
 
@@ -45,23 +45,23 @@ _decoder = msgspec.msgpack.Decoder(Places)
 
 
 def query_hash(*parts: Any) -> bytes:
-    """Return the hash by which a token knows its search."""
+    """Return the hash of a search's conditions, by which a token of another search is recognised."""
     return hashlib.sha256(msgspec.json.encode(parts, order="deterministic")).digest()[:12]
 
 
 def begin(query: bytes, topic: TopicRecord, chosen: Sequence[PartitionRecord]) -> Places:
-    """Return the places of a search that begins."""
+    """Return the places at the beginning of a search: all of each chosen partition, with unknown bounds."""
     spans = [Span(each.number, each.group, UNKNOWN, UNKNOWN) for each in chosen]
     return Places(_VERSION, query, next_number(topic), spans)
 
 
 def next_number(topic: TopicRecord) -> int:
-    """Return the lowest number that no partition of the topic ever had."""
+    """Return the number of the topic's next new partition; no partition ever had it."""
     return topic.next_partition or topic.partitions
 
 
 def parse(text: str, query: bytes) -> Places:
-    """Return what a token says.
+    """Decode a token.
 
     Raises:
         Problem: 422 `invalid` if it is no token, or that of another search.
@@ -72,7 +72,7 @@ def parse(text: str, query: bytes) -> Places:
     except (binascii.Error, ValueError, msgspec.MsgspecError):
         _refuse(text, "this is no token of a search")
     if places.version != _VERSION:
-        _refuse(text, "this is a token of another version of the program: begin again")
+        _refuse(text, "this token is from another version of the program: begin the search again")
     if places.query != query:
         _refuse(text, "this is the token of another search: give the same topic, `where`, bounds and order")
     numbers = [span.number for span in places.spans]
@@ -85,14 +85,14 @@ def refuse_recreated(topic: str) -> NoReturn:
     """Raise 422 `invalid`: the token is of a topic that had this name before."""
     raise Problem(
         "invalid",
-        f"this is the token of a topic {topic!r} that was deleted; it was created again",
+        f"this token is from an earlier topic {topic!r}, which was deleted: begin the search again",
         field="after",
         outcome="not_applied",
     )
 
 
 def _holds(span: Span) -> bool:
-    """Return whether a span may be one: its bounds unknown, without end, or in order."""
+    """Return whether a span from a token is valid: its bounds are unknown, without end, or in order."""
     if span.low == UNKNOWN:
         return span.high == UNKNOWN
     if not 0 <= span.low < OFFSET_LIMIT:

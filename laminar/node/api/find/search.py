@@ -1,7 +1,8 @@
 """The route that searches a topic. Any node takes each request, and asks the shards that have replicas.
 
-A request is one step of a search: it looks for a while, and answers what it found and a token with which the
-next goes on, at any node. Nothing is kept between two steps, so who does not ask again has ended the search.
+A request is one step of a search: it searches for a while, and answers with the records that it found and a
+token with which the next request goes on, at any node. No state is kept between two requests, so a client
+ends a search by not asking again.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from membership.records import TopicRecord
 
 
 class SearchRoutes:
-    """The handler of searches."""
+    """The handler of the route that searches a topic."""
 
     def __init__(self, services: ShardServices, topics: TopicLookup, steps: SearchSteps) -> None:
         self._services = services
@@ -63,10 +64,12 @@ class SearchRoutes:
     async def step(
         self, topic: str, where: Where, *, after: str | None, limit: int, value_bytes: int
     ) -> Step:
-        """Make one step of a search of a whole topic, oldest first, for another route; return it.
+        """Carry out one step of a search of a whole topic, oldest records first, for another route.
+
+        Returns the finished step, which has the records found and the token for the next step.
 
         Raises:
-            Problem: 404 if there is no such topic; 422 `invalid` if `after` is of another search.
+            Problem: 404 if there is no such topic; 422 `invalid` if `after` is the token of another search.
         """
         record = self._topics.record(topic)
         query = query_hash(topic, where)
@@ -84,7 +87,7 @@ class SearchRoutes:
         return step
 
     def _numbers(self, asked: documents.Search, record: TopicRecord, where: Where) -> Sequence[int]:
-        """Return the partitions to search. Of a key's own partition its records are returned first."""
+        """Return the numbers of the partitions to search; the partition of the wanted key comes first."""
         numbers = list(record.numbers)
         if asked.partitions is not None:
             for number in asked.partitions:
@@ -93,14 +96,14 @@ class SearchRoutes:
         return self._own_first(numbers, record, where)
 
     def _own_first(self, numbers: list[int], record: TopicRecord, where: Where) -> list[int]:
-        """Return these partitions, that first to which the key that is wanted belongs."""
+        """Return these partitions with the one first to which the route assigns the wanted key."""
         if where.key is not None:
             own = self._topics.route(record).partition_of(logical_of_key(where.key))
             numbers.sort(key=lambda number: number != own)
         return numbers
 
     async def _checked(self, places: Places, record: TopicRecord) -> TopicRecord:
-        """Return the topic's record, if the token is of this topic, and of none that had the name before."""
+        """Return the topic's record, if the token is of this topic and not of an earlier one of this name."""
         for is_new in (False, True):
             if is_new:
                 await self._services.refresh_view()

@@ -1,6 +1,6 @@
-"""One step of a search: partitions are asked, some at a time, until the time is over or the answer is full.
+"""One step of a search: ask partitions, some at a time, until the time is over or the answer is full.
 
-Each offset of the range is looked at, is left for the next step, or is said not to be searched.
+Each offset of the range is searched, left for the next step, or reported as not searched.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from laminar.node.find.scan import NO_END, Scanned, Span
 from membership.records import TopicRecord
 
 STEP_S: Final = 2.0
-"""How long one request looks."""
+"""How long one request searches."""
 MOST_ANSWER_BYTES: Final = 4 << 20
 MOST_AT_ONCE: Final = 16
-"""Most partitions that are asked at a time."""
+"""The most partitions that are asked at a time."""
 MOST_WAITED_FOR: Final = 256
-"""The same while nothing is there to look at."""
+"""The most partitions that are asked at a time while all only wait for new records."""
 FOLLOW_S: Final = 1.0
-"""How long a shard is asked to wait at a time: a wait whose client has gone ends after that."""
+"""The longest wait that a shard is asked for, so that no wait lasts longer after its client has gone."""
 BOUNDS_S: Final = 0.5
-"""How long the leader of a partition may take to say where the search of it begins and ends."""
+"""How long the leader of a partition may take to answer with the bounds of the search there."""
 _GRACE_S: Final = 0.02
 _PAUSE_S: Final = 0.05
 _LONG_PAUSE_S: Final = 0.25
 
 
 class Rest(msgspec.Struct):
-    """What an answer says beside what was found, as `documents.Found` does."""
+    """The parts of the answer other than the records found, as in `documents.Found`."""
 
     searched: documents.Searched
     left: documents.Left
@@ -81,18 +81,18 @@ class Step:
         self._bytes = 0
         self._by_index = 0
         self._skipped: list[tuple[int, Skipped]] = []
-        # By partition the nodes that were asked without success, at the present place.
+        # By partition the nodes that were asked in vain since the search of it last advanced.
         self._tried: dict[int, set[str]] = {}
         self._damage: dict[int, tuple[int, int]] = {}
-        # Partitions whose end was reached: only what follows it is waited for.
+        # Partitions whose end was reached: the search only waits for new records there.
         self._at_end: set[int] = set()
-        # Partitions whose leader did not say in this step where the search of them begins.
+        # Partitions whose leader did not answer in this step with the bounds of the search.
         self._unknown: set[int] = set()
         self._refusal: Problem | None = None
         self._moved = False
 
     def add_new_partitions(self) -> None:
-        """Search also the partitions that were made since the search began: all of their records are new."""
+        """Search also the partitions that were created since the search began, from their beginning."""
         for number in self._topic.numbers:
             partition = self._services.view.partition(self._topic.name, number)
             if number >= self._places.newest and partition is not None:
@@ -100,7 +100,9 @@ class Step:
         self._places.newest = max(self._places.newest, *(n + 1 for n in self._topic.numbers))
 
     async def run(self, *, wait_s: float) -> None:
-        """Look until the time is over, the answer is full, or nothing is left; then wait if nothing is found.
+        """Search until the time is over, the answer is full, or nothing is left; then wait up to `wait_s`.
+
+        It waits only if nothing was found, until one of the partitions has new records.
 
         Raises:
             Problem: 503 `overloaded` if no shard had room for this search.
@@ -132,7 +134,7 @@ class Step:
         return len(self._found) >= self._wanted.limit or self._size >= MOST_ANSWER_BYTES
 
     async def _round(self, *, wait_s: float) -> bool:
-        """Ask some partitions, those first that were not asked for longest; return whether one moved."""
+        """Ask the partitions that have waited longest; return whether the search of any advanced."""
         known = [span for span in await asyncio.gather(*map(self._known, self._chosen(wait_s))) if span]
         groups: dict[str, list[Span]] = {}
         asked_of: set[int] = set()
@@ -150,14 +152,14 @@ class Step:
         ended = await (_first_found(asked) if wait_s else asyncio.gather(*asked))
         answered = [each for some in ended for each in some]
         names = {span.number for span, _ in answered}
-        # Those of shards that still waited.
+        # Put back the spans of shards that were still waiting.
         self._left.extend(span for span in known if span.number in asked_of - names)
         moved = self._merge(answered)
         self._moved |= moved
         return moved
 
     def _chosen(self, wait_s: float) -> list[Span]:
-        """Take those partitions out of what is left that are asked next."""
+        """Remove the spans that are asked next from those left, and return them."""
         most = MOST_WAITED_FOR if wait_s else MOST_AT_ONCE
         if all(span.number in self._unknown for span in self._left):
             self._unknown.clear()
@@ -169,7 +171,7 @@ class Step:
     # -- bounds ----------------------------------------------------------------------------
 
     async def _known(self, span: Span) -> Span | None:
-        """Return a span with its bounds; None if nothing of it can be looked at now, after it is put back."""
+        """Return a span with its bounds; None if it cannot be searched now, or is over."""
         partition = self._services.view.partition(self._topic.name, span.number)
         if partition is None:
             if span.low != UNKNOWN and span.high != NO_END:
@@ -209,7 +211,7 @@ class Step:
         return None if self._end is None else place_in(self._end, number, "latest")
 
     def _named(self, span: Span, request: BoundsRequest) -> Span:
-        """Return a span with the bounds that the request names as offsets, for which no leader is needed."""
+        """Return a span with the bounds of the request if these are offsets; else the span as it is."""
         low, end = request.first.offset, request.end
         if low is None or end is None or end.offset is None:
             return span
@@ -218,7 +220,7 @@ class Step:
     # -- replicas --------------------------------------------------------------------------
 
     def _replica_of(self, span: Span) -> tuple[str | None, ReplicaEndpoint | None]:
-        """Return the node to ask next, and where it is; None for this shard. No node: all were asked."""
+        """Return the next node to ask, and its endpoint (None for this shard); no node if all were asked."""
         topic, services, locator = self._topic.name, self._services, self._steps.locator
         tried = self._tried.get(span.number, set())
         if (topic, span.number) in services.partitions and services.node not in tried:
@@ -232,7 +234,7 @@ class Step:
         return None, None
 
     def _give_up_here(self, span: Span) -> None:
-        """Go on behind damage that all replicas have that answer; else ask them all again later."""
+        """Skip records that are damaged on all replicas that answer; else ask all replicas again later."""
         self._tried.pop(span.number, None)
         damage = self._damage.pop(span.number, None)
         if damage is not None:
@@ -251,7 +253,7 @@ class Step:
     async def _ask(
         self, where: ReplicaEndpoint | None, spans: list[Span], groups: int, wait_s: float
     ) -> list[tuple[Span, Scanned]]:
-        """Return how the scan of each span ended; of a shard that does not answer nothing has moved."""
+        """Ask a shard to scan spans; return each span's result. It is unchanged if the shard is silent."""
         wanted = msgspec.structs.replace(
             self._wanted,
             limit=self._wanted.limit - len(self._found),
@@ -284,9 +286,9 @@ class Step:
     # -- what was found --------------------------------------------------------------------
 
     def _merge(self, ended: Sequence[tuple[Span, Scanned]]) -> bool:
-        """Take what was found, in the order of append times, as far as there is room; put back what is left.
+        """Take the records found, by append time, while there is room; put back the rest of the spans.
 
-        Return whether a span has moved.
+        Returns whether the search of any span has advanced.
         """
         taken = self._take([each for _, each in ended])
         has_moved = False
@@ -316,7 +318,7 @@ class Step:
         return has_moved
 
     def _take(self, scans: Sequence[Scanned]) -> dict[int, int]:
-        """Take records while there is room; return how many of each partition."""
+        """Take records, by append time, while there is room; return the number taken of each partition."""
         taken = {each.number: 0 for each in scans}
         by_number = {each.number: each.found for each in scans}
         sign = -1 if self._wanted.newest else 1
@@ -344,7 +346,7 @@ class Step:
     # -- the answer ------------------------------------------------------------------------
 
     def answer(self) -> Response:
-        """Return what was found, and how far this step has looked."""
+        """Return the HTTP answer: the records found, and how far this step has searched."""
         body = b'{"records":[%b],%b\n' % (
             b",".join(each.document for each in self.found()),
             msgspec.json.encode(self.rest())[1:],
@@ -352,12 +354,12 @@ class Step:
         return Response(200, [("Content-Type", JSON_TYPE)], body)
 
     def found(self) -> list[Found]:
-        """Return what was found, by the times of append."""
+        """Return the records found, sorted by append time."""
         self._found.sort(key=attrgetter("time_ms"), reverse=self._wanted.newest)
         return self._found
 
     def rest(self) -> Rest:
-        """Return how far this step has looked."""
+        """Return the other parts of the answer: what was searched, what is left, and the next token."""
         spans = list(self._left)
         self._places.spans = spans
         left = documents.Left(
@@ -378,7 +380,7 @@ class Step:
 async def _first_found(
     asked: Sequence[Coroutine[Any, Any, list[tuple[Span, Scanned]]]],
 ) -> list[list[tuple[Span, Scanned]]]:
-    """Return the answers of shards that may wait: those that are there when the first has found something."""
+    """Return the answers of shards that may wait: all that have arrived when the first has found records."""
     tasks = [asyncio.ensure_future(each) for each in asked]
     try:
         pending = set(tasks)
@@ -394,7 +396,7 @@ async def _first_found(
 
 
 def _outside(skipped: Skipped, low: int, high: int) -> Skipped | None:
-    """Return the part of a range that is not in what is left; None if there is none."""
+    """Return the part of a skipped range outside of `low` to `high`, which is still left; None if empty."""
     start, end = skipped.start, skipped.end
     if high == NO_END or start < low:
         end = min(end, low)
@@ -404,7 +406,7 @@ def _outside(skipped: Skipped, low: int, high: int) -> Skipped | None:
 
 
 def _joined(skipped: Sequence[tuple[int, Skipped]]) -> list[tuple[int, Skipped]]:
-    """Return ranges with those joined that lie together."""
+    """Return the ranges with adjacent ones joined."""
     found: list[tuple[int, Skipped]] = []
     for number, each in sorted(skipped, key=lambda row: (row[0], row[1].start)):
         if (

@@ -1,6 +1,6 @@
-"""What a search asks of the shards that have replicas: bounds of partitions, and scans of them.
+"""The requests of a search to the shards that have replicas: bounds of partitions, and scans of them.
 
-A scan is asked of all partitions of one shard at once, which looks through them one after the other.
+One scan request names all partitions of a shard, which scans them one after the other.
 """
 
 from __future__ import annotations
@@ -25,13 +25,16 @@ from laminar.node.partition.partition import Partition
 from laminar.node.transport.transport import Peer
 
 MOST_WAITING: Final = 64
-"""Followers that may wait for records at one shard; others are answered at once, and ask again."""
+"""The most searches that may wait for records at one shard; others are answered at once, and ask again."""
 ANSWER_S: Final = 1.5
-"""How long another shard has to answer, beside the time that it is given."""
+"""How long another shard has to answer, in addition to the time that the scan may take."""
 
 
 class Place(msgspec.Struct, frozen=True, array_like=True):
-    """A place in a partition: an offset, or the first record appended at a time (ms), or one of the ends."""
+    """A place in a partition: an offset, the first record appended at or after a time (ms), or an end.
+
+    `name` is "earliest" or "latest" for an end.
+    """
 
     name: str = ""
     offset: int | None = None
@@ -39,17 +42,17 @@ class Place(msgspec.Struct, frozen=True, array_like=True):
 
 
 class BoundsRequest(msgspec.Struct, frozen=True, array_like=True):
-    """Where a search of a partition begins and ends: asked of its leader."""
+    """Request to a partition's leader for the offsets at which a search begins and ends."""
 
     topic: str
     partition: int
     first: Place
     end: Place | None
-    """None: it has no end."""
+    """None if the search has no end."""
 
 
 class BoundsAnswer(msgspec.Struct, frozen=True, array_like=True):
-    """The offsets, from and to before; `group` is the id of the partition."""
+    """The bounds of a search, `low` <= offset < `high`; `group` is the id of the partition's group."""
 
     group: bytes
     low: int
@@ -57,7 +60,7 @@ class BoundsAnswer(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ScanRequest(msgspec.Struct, frozen=True, array_like=True):
-    """Search these spans for `budget_ms`; with `wait_ms` wait so long if there is nothing to look at."""
+    """Request to search spans for `budget_ms`; with `wait_ms` wait for records if none is found."""
 
     topic: str
     spans: list[Span]
@@ -67,7 +70,7 @@ class ScanRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SearchSteps:
-    """Asks shards for a search, and answers them where this shard has the replicas."""
+    """Sends requests of searches to shards, and answers those for replicas of this shard."""
 
     def __init__(self, services: ShardServices, leaders: LeaderCall) -> None:
         self._services = services
@@ -77,11 +80,11 @@ class SearchSteps:
 
     @property
     def locator(self) -> Locator:
-        """Where replicas are."""
+        """The lookup of replicas and leaders."""
         return self._leaders.locator
 
     async def bounds(self, request: BoundsRequest) -> BoundsAnswer:
-        """Return where a search begins and ends, as a majority confirms it. Raises `Problem`."""
+        """Return the bounds of a search in a partition, confirmed by a majority. Raises `Problem`."""
         return await self._leaders.ask(
             "search_bounds",
             request,
@@ -92,12 +95,15 @@ class SearchSteps:
         )
 
     async def on_bounds(self, peer: Peer, payload: bytes) -> BoundsAnswer:
-        """Answer another shard about a partition that is led here."""
+        """Answer another shard with the bounds of a search in a partition that this shard leads."""
         request = msgspec.msgpack.decode(payload, type=BoundsRequest)
         return await _bounds(self._leaders.led_here(request.topic, request.partition), request)
 
     async def scan(self, where: ReplicaEndpoint | None, request: ScanRequest) -> list[Scanned]:
-        """Return what a shard finds; None: this one. Raises `Problem`."""
+        """Return the results of the scans at the shard `where`, or at this shard if None.
+
+        Raises `Problem`.
+        """
         if where is None:
             return await self.scan_here(request)
         answer: list[Scanned] = await self._leaders.locator.exchange.ask(
@@ -110,11 +116,11 @@ class SearchSteps:
         return answer
 
     async def on_scan(self, peer: Peer, payload: bytes) -> list[Scanned]:
-        """Search for another shard."""
+        """Scan replicas of this shard for another shard."""
         return await self.scan_here(msgspec.msgpack.decode(payload, type=ScanRequest))
 
     async def scan_here(self, request: ScanRequest) -> list[Scanned]:
-        """Search the spans whose replicas are here. Raises 503 `overloaded`."""
+        """Search the spans in replicas of this shard. Raises 503 `overloaded`."""
         async with self.pace.admitted():
             found = await self._scan(request)
         waits = request.wait_ms and not any(each.found for each in found)
@@ -135,7 +141,7 @@ class SearchSteps:
             return await self._scan(msgspec.structs.replace(request, spans=spans))
 
     async def _scan(self, request: ScanRequest) -> list[Scanned]:
-        """Search the spans one after the other; what is left of the time is shared by those that follow."""
+        """Search the spans one after the other, each for an equal share of the time that is left."""
         loop = asyncio.get_running_loop()
         until_s = loop.time() + request.budget_ms / 1000
         wanted = request.wanted
@@ -159,7 +165,7 @@ class SearchSteps:
         return found
 
     async def _wait(self, topic: str, spans: Sequence[Span], wait_s: float) -> bool:
-        """Wait until one of these spans has a record to look at; return False after `wait_s`."""
+        """Wait until one of these spans has a new record; return whether one has within `wait_s`."""
         waits = [
             asyncio.ensure_future(partition.reader.wait_past(span.low, wait_s))
             for span in spans

@@ -1,1 +1,1 @@
-"""Health of the cluster: what each shard sees, and one answer for all."""
+"""Health of the cluster: each shard's report of problems, and one answer for all."""

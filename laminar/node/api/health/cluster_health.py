@@ -1,7 +1,7 @@
 """The health of the whole cluster: any shard asks one shard of each node, which asks its siblings.
 
-A node that does not answer is a problem itself: what is not known is never counted as well. Nothing here asks
-the catalog's leader, so there is an answer also while there is none.
+A node that does not answer is a problem itself: an unknown state never counts as healthy. Nothing here asks
+the catalog's leader, so there is an answer also while the catalog has none.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ from laminar.node.transport.transport import Peer
 from membership.records import CatalogState, PartitionRecord, TopicRecord
 
 MORE_LEADERS: Final = 2
-"""A node may lead a tenth more than its share by weight, and these."""
+"""A node may lead its share by weight, a tenth more, and this many partitions, before it counts as uneven."""
 
 
 class NodeReport(msgspec.Struct, frozen=True, array_like=True):
-    """What the shards of a node see together; `is_whole`: each of them has answered."""
+    """The merged reports of a node's shards; `is_whole` says that all of them have answered."""
 
     found: list[Found]
     left_out: dict[str, int]
     leads: int
     is_whole: bool
     imports: dict[str, int] = {}
-    """By topic how long ago, in ms, its import asked this node for something."""
+    """By topic the time in ms since its import last made a request to this node."""
 
 
 class _Seen(msgspec.Struct, frozen=True):
-    """What the last round of questions found."""
+    """The result of the last round of questions to all nodes."""
 
     found: list[Found]
     left_out: Counter[str]
@@ -62,7 +62,7 @@ class _Seen(msgspec.Struct, frozen=True):
 
 
 class ClusterHealth:
-    """The handler of GET /v1/health, and the method by which a shard answers for its node."""
+    """The handler of GET /v1/health, and the transport method by which a shard answers for its node."""
 
     def __init__(
         self, services: HostServices, exchange: Exchange, shard: ShardHealth, led: LedPartitions
@@ -104,11 +104,11 @@ class ClusterHealth:
     # -- one node ------------------------------------------------------------------------
 
     async def on_node_health(self, peer: Peer, payload: bytes) -> NodeReport:
-        """Answer another node with what the shards of this one see."""
+        """Answer another node with the merged reports of this one's shards."""
         return await self.node_report()
 
     async def node_report(self) -> NodeReport:
-        """Return what the shards of this node see."""
+        """Return the merged reports of this node's shards."""
         services = self._services
         answers = await of_siblings(services, "shard_health")
         reports = [await self._shard.report()]
@@ -123,7 +123,7 @@ class ClusterHealth:
             Found(
                 "node_silent",
                 services.node,
-                f"{name} of node {services.node} does not answer: what it holds is not known",
+                f"{name} of node {services.node} does not answer: the state of its replicas is unknown",
                 since_ms=now_ms,
             )
             for name in silent
@@ -175,9 +175,9 @@ class ClusterHealth:
         return _Seen(merged(found), left, silent, await self._nodes(reports))
 
     async def _without_leader(self, found: Sequence[Found], alive: set[str]) -> list[Found]:
-        """Return the partitions that have no leader, of those whose replicas know of none.
+        """Return the partitions that have no leader, of those with a replica that knows of none.
 
-        A replica that was cut off from its leader knows of none either, so the others are asked.
+        A replica that is only cut off from its leader knows of none either, so all replicas are considered.
         """
         if not found:
             return []
@@ -202,9 +202,10 @@ class ClusterHealth:
         return self._services.view.partition(topic, int(number))
 
     async def _in_the_dark(self, alive: set[str]) -> list[Found]:
-        """Return the partitions of which no node with a replica is alive.
+        """Return the partitions of which all nodes with a replica are down.
 
-        A node that is alive may have an older program, which does not say how it is.
+        This covers partitions that no shard can report. A live node does not count as down, even if it runs
+        an older program that makes no report.
         """
         message = self._services.view.message
         if message is None or alive >= message.catalog.nodes.keys():
@@ -285,7 +286,7 @@ class ClusterHealth:
                 yield Found("leaders_uneven", name, text)
 
     async def _stopped_imports(self, reports: Mapping[str, NodeReport | None]) -> list[Found]:
-        """Return the topics that are closed for an import that asks no node for anything."""
+        """Return the problems of topics that are closed for an import which seems to have stopped."""
         ages, found = dict[str, int](), list[Found]()
         for report in reports.values():
             if report is not None:
@@ -316,7 +317,7 @@ class ClusterHealth:
 def _leaderless_text(
     place: str, recovering: Sequence[str], record: PartitionRecord | None, answers: Iterable[str]
 ) -> str:
-    """Return what is said of a partition without a leader: who may have forgotten entries, who is missing."""
+    """Return the text about a partition without a leader: which replicas are recovering or missing."""
     absent = sorted(set() if record is None else holders(record) - set(answers))
     text = f"{place} has no leader"
     if recovering:

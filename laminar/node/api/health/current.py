@@ -1,6 +1,7 @@
-"""Whether the replicas of a node have caught up, as their leaders see it: so that a next node may be stopped.
+"""Check whether a node's replicas have caught up, so that a rolling restart may stop the next node.
 
-A rolling restart that goes on while replicas of the last node lag takes the majority from their partitions.
+The leaders of the partitions are asked. A restart that goes on while replicas of the last node lag can leave
+their partitions without a majority.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from laminar.node.transport.transport import Peer
 
 
 class CurrentReplicas:
-    """The question of one shard to all nodes, and its answers to theirs."""
+    """Asks all nodes whether replicas of this node lag, and answers the same question of other nodes."""
 
     def __init__(self, services: HostServices, exchange: Exchange) -> None:
         self._services = services
@@ -30,7 +31,7 @@ class CurrentReplicas:
         self._reasons = Kept(self._ask, clock=services.clock, version=lambda: services.view.version)
 
     async def reasons(self) -> list[str]:
-        """Return why the replicas of this node may not have caught up; none: each has what is committed."""
+        """Return reasons why replicas of this node may lag; none if each has all committed entries."""
         return await self._reasons.get()
 
     async def _ask(self) -> list[str]:
@@ -46,16 +47,16 @@ class CurrentReplicas:
         return found
 
     async def on_node_behind(self, peer: Peer, payload: bytes) -> int:
-        """Answer a node with how many of its replicas lag in the partitions that are led here."""
+        """Answer another node with the number of its replicas that lag in partitions led by this node."""
         return await self._of_node(payload.decode())
 
     async def on_shard_behind(self, peer: Peer, payload: bytes) -> bytes:
-        """Answer a sibling with the same of this shard, as text."""
+        """Answer a sibling with the number for partitions that this shard leads, as text."""
         return str(await self._of_shard(payload.decode())).encode()
 
     async def _of_node(self, node: str) -> int:
         answers = await of_siblings(self._services, "shard_behind", payload=node.encode())
-        missing = sum(answer is None for answer in answers.values())  # what they hold counts as one that lags
+        missing = sum(answer is None for answer in answers.values())  # each counts as one that lags
         known = sum(int(answer) for answer in answers.values() if answer is not None)
         return missing + known + await self._of_shard(node)
 

@@ -1,7 +1,7 @@
-"""When the import of each topic that is being imported asked for something last, at this shard.
+"""Remember when each running import of a topic last made a request to this shard.
 
-A topic stays closed until its import is done. If that was abandoned, no one opens it, and nothing else says
-so.
+A topic stays closed until its import is done. If the import was abandoned, the topic is never opened, and
+only its silence shows that.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from laminar.node.runtime.cluster_view import View
 from membership.records import TopicRecord
 
 QUIET_MS: Final = 60_000
-"""An import that asks for nothing for so long is taken for one that has stopped."""
+"""An import that makes no request for so long counts as stopped."""
 FIRST_MS: Final = 5_000
 """A topic may be this old before any request of its import is known."""
 
@@ -22,23 +22,23 @@ _SETTING: Final = "importing"
 
 
 class SeenImports:
-    """The last requests of imports that this shard has answered."""
+    """The times of the last requests of imports at this shard."""
 
     def __init__(self, view: View, now_ms: Callable[[], int]) -> None:
         """`now_ms` returns the time of the monotonic clock."""
         self._view = view
         self._now_ms = now_ms
-        # By topic. Only topics that are being imported come in, and `ages_ms` forgets those that are open.
+        # By topic. Only topics under import are added, and `ages_ms` removes those that are open.
         self._last_ms: dict[str, int] = {}
 
     def note(self, topic: str, import_id: str) -> None:
-        """Note a request that says it is of an import, if that is the one of this topic."""
+        """Record the time of a request that names an import, if that is the running import of this topic."""
         record = self._view.topics().get(topic)
         if record is not None and record.settings.get(_SETTING) == import_id:
             self._last_ms[topic] = self._now_ms()
 
     def ages_ms(self) -> dict[str, int]:
-        """Return how long ago each import that goes on asked for something here."""
+        """Return by topic the time in ms since its running import last made a request here."""
         topics, now_ms = self._view.topics(), self._now_ms()
         self._last_ms = {
             name: last_ms
@@ -49,7 +49,7 @@ class SeenImports:
 
 
 def merge_ages(ages: dict[str, int], more: Mapping[str, int]) -> None:
-    """Add `more` to ages by topic, of which the lowest counts."""
+    """Merge `more` into `ages` (both by topic); the lower age of a topic counts."""
     for topic, age_ms in more.items():
         ages[topic] = min(age_ms, ages.get(topic, age_ms))
 
@@ -57,7 +57,7 @@ def merge_ages(ages: dict[str, int], more: Mapping[str, int]) -> None:
 def stopped_import(record: TopicRecord, age_ms: int | None, *, now_ms: int) -> Iterator[Found]:
     """Yield the problem of a topic whose import seems to have stopped.
 
-    `age_ms` is how long ago the import asked any node for something; None: no node knows of a request.
+    `age_ms` is the time since the import last made a request to any node; None if no node knows of one.
     """
     if _SETTING not in record.settings:
         return

@@ -1,7 +1,7 @@
-"""The problems that the health of a cluster may have: their codes, how bad they are, and what to do.
+"""The problems of a cluster's health: their codes, severity and remedies.
 
-`REMEDIES` is the one list of codes. A problem is found by a shard (`shard_health`) or by the node that is
-asked (`cluster_health`), and is the same problem if code and subject are.
+`REMEDIES` is the only list of codes. A problem is found by a shard (`shard_health`) or by the node that
+answers a request (`cluster_health`). Two findings with the same code and subject are the same problem.
 """
 
 from __future__ import annotations
@@ -19,13 +19,16 @@ CATALOG: Final = "catalog"
 """The subject of problems of the catalog."""
 
 MOST_LISTED: Final = 100
-"""Most problems of a code in an answer; the others are counted."""
+"""The most problems of a code in an answer; the others are counted."""
 MOST_LEADERLESS: Final = 1_000
-"""Most partitions without a leader that a node names, as others may know their leaders."""
+"""The most partitions without a leader that a node reports; it is higher, as other nodes may know leaders."""
 
 
 class Found(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A problem that was found. `topic`: only who may describe it hears of it; empty: everybody."""
+    """A problem that was found.
+
+    With a `topic`, only a principal that may describe this topic sees it; with an empty one all do.
+    """
 
     code: str
     subject: str
@@ -33,9 +36,9 @@ class Found(msgspec.Struct, frozen=True, array_like=True, gc=False):
     topic: str = ""
     is_critical: bool = False
     since_ms: int = 0
-    """When it was seen first, by the wall clock of who found it; 0: just now."""
+    """The time at which it was first seen, by the finder's wall clock; 0 for just now."""
     node: str = ""
-    """The node of which it is true, where `subject` is something else."""
+    """The node that has the problem, if `subject` is something else."""
 
 
 REMEDIES: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
@@ -103,11 +106,11 @@ REMEDIES: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
     ),
     "program_old": (("finish the upgrade: start the node with the newer program", ""),),
 }
-"""By code, what to do: texts, each with a command. ``{subject}`` and its parts are filled in."""
+"""By code the remedies: texts, each with a command, in which ``{subject}`` and its parts are filled in."""
 
 
 def remedies(found: Found) -> list[Remedy]:
-    """Return what to do about a problem."""
+    """Return the remedies of a problem, as commands and texts for operators."""
     topic, _, name = found.subject.rpartition("/")
     words = {"subject": found.subject, "topic": found.topic or topic or found.subject, "name": name}
     if found.code == "no_leader" and found.subject == CATALOG:
@@ -119,7 +122,7 @@ def remedies(found: Found) -> list[Remedy]:
 
 
 def document(found: Found) -> HealthProblem:
-    """Return a problem as answers show it."""
+    """Return the JSON document of a problem."""
     return HealthProblem(
         code=found.code,
         severity="critical" if found.is_critical else "warning",
@@ -131,7 +134,7 @@ def document(found: Found) -> HealthProblem:
 
 
 class Since:
-    """When each problem was seen first; one that is found no more is forgotten."""
+    """Remembers when each problem was first seen, for as long as it is found again."""
 
     def __init__(self, now_ms: Callable[[], int]) -> None:
         """`now_ms` returns the time of the wall clock."""
@@ -139,7 +142,7 @@ class Since:
         self._first: dict[tuple[str, str], int] = {}
 
     def noted(self, found: Iterable[Found]) -> list[Found]:
-        """Return all problems that there are now, each with when it was seen first."""
+        """Return the present problems, each with the time at which it was first seen."""
         now_ms, known = self._now_ms(), self._first
         noted = [
             msgspec.structs.replace(each, since_ms=known.get((each.code, each.subject), now_ms))
@@ -150,7 +153,7 @@ class Since:
 
 
 def merged(found: Iterable[Found]) -> list[Found]:
-    """Return each problem once, with the earliest time, as bad as it was found; critical ones first."""
+    """Return each problem once, with its earliest time and worst severity; critical ones first."""
     by_key: dict[tuple[str, str], Found] = {}
     for each in found:
         key = each.code, each.subject
@@ -165,7 +168,7 @@ def merged(found: Iterable[Found]) -> list[Found]:
 def limited(
     found: Iterable[Found], *, most: Mapping[str, int] | None = None
 ) -> tuple[list[Found], Counter[str]]:
-    """Return at most `MOST_LISTED` problems of each code, or `most` of it, and the numbers of the others."""
+    """Return at most `MOST_LISTED` problems of each code (or `most` of it), and the numbers of others."""
     kept, counts, left = [], Counter[str](), Counter[str]()
     for each in found:
         if counts[each.code] < (most or {}).get(each.code, MOST_LISTED):

@@ -1,7 +1,7 @@
-"""What one shard sees that is wrong: of its replicas, and, in shard 0, of its node and of the cluster.
+"""Find the problems of one shard's replicas, and, in shard 0, those of its node and of the cluster.
 
-Each shard looks at its replicas every `CHECK_S`, so that it knows since when something is wrong, and again
-when it is asked. It looks at many in slices, so other work goes on.
+Each shard checks its replicas every `CHECK_S`, so that it knows since when a problem exists, and again when
+it is asked. It checks in slices and yields in between, so that other work goes on.
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ from membership.records import TopicRecord
 _log = logging.getLogger("laminar.health")
 
 CHECK_S: Final = 10.0
-"""Between two looks at all replicas while none is asked for."""
+"""The pause between two checks of all replicas without a request."""
 SOON: Final = 0.9
-"""A consumer is nearly overtaken when the oldest records have reached this part of their retention."""
+"""A consumer is nearly overtaken when its oldest unread records have reached this part of their retention."""
 MOST_RANGES: Final = 3
 
 
 class ShardReport(msgspec.Struct, frozen=True, array_like=True):
-    """What a shard sees: problems, how many of each code are left out, and how many partitions it leads."""
+    """A shard's problems, the number of problems left out by code, and the number of partitions it leads."""
 
     found: list[Found]
     left_out: dict[str, int] = {}
     leads: int = 0
     imports: dict[str, int] = {}
-    """By topic how long ago, in ms, its import asked this shard for something."""
+    """By topic the time in ms since its import last made a request to this shard."""
 
 
 class ShardHealth:
-    """The health of one shard's replicas."""
+    """Checks the health of one shard's replicas."""
 
     def __init__(self, services: HostServices, watch: Watch) -> None:
         self._services = services
@@ -70,7 +70,7 @@ class ShardHealth:
             _log.exception("this shard cannot look at its health")
 
     async def report(self) -> ShardReport:
-        """Return what is wrong now; all who ask at once get the same answer."""
+        """Return the present problems; callers at the same time share one check."""
         return await self._report.get()
 
     async def on_shard_health(self, peer: Peer, payload: bytes) -> bytes:
@@ -112,7 +112,8 @@ class ShardHealth:
             alone = len(replica.configuration.voters) == 1
             yield Found("damaged", place, self._damage(partition, place), topic, alone, node=node)
         if replica.leader_node is None:
-            # `text` is whether it may have forgotten entries: who was asked words it, as others know more.
+            # `text` only tells whether it is recovering: the node that answers writes the text, as it knows
+            # more.
             yield Found("no_leader", place, "recovering" if replica.core.recovering else "", topic, node=node)
         elif replica.core.is_leader:
             yield from self._of_led(partition, record, place)
@@ -135,7 +136,7 @@ class ShardHealth:
         yield from self._of_cursors(partition, record)
 
     def _of_cursors(self, partition: Partition, record: TopicRecord) -> Iterator[Found]:
-        """Yield the consumers that retention has overtaken, and those that it will soon."""
+        """Yield problems for consumers whose unread records retention has trimmed, or will trim soon."""
         commands, start, end = partition.cursor_commands, partition.start_offset, partition.end_offset
         names = commands.names()
         soon = self._expiring_before(partition, record) if names else 0
@@ -154,7 +155,7 @@ class ShardHealth:
                 yield Found("overtaken_soon", subject, text, partition.topic)
 
     def _expiring_before(self, partition: Partition, record: TopicRecord) -> int:
-        """Return the offset before which retention deletes records soon; 0: none."""
+        """Return the offset before which retention will trim records soon; 0 if it will not."""
         rules = Rules.of(record.settings)
         segments = partition.log.sealed_segments()
         if not segments or (rules.retention_ms is None and rules.retention_bytes is None):
@@ -176,7 +177,7 @@ class ShardHealth:
         return f"{place} is damaged on {self._services.node}: {what}"
 
     def _of_stopped(self) -> Iterator[Found]:
-        """Yield replicas that are no partitions here, as their files are missing or could not be opened."""
+        """Yield problems for replicas that are not open, because their files are missing or unreadable."""
         services = self._services
         for entry in services.lost:
             place = f"{entry.topic}/{entry.partition}"

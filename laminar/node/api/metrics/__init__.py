@@ -1,1 +1,1 @@
-"""Metrics of a node: their names, how they are collected, and their text."""
+"""Metrics of a node: their names, their collection from all processes, and their text."""

@@ -1,4 +1,7 @@
-"""How long requests took, by operation and status: noted for each answer, so in well below a microsecond."""
+"""Histograms of the durations of requests, by operation and status.
+
+One is updated for each answer, so an update must take well below a microsecond.
+"""
 
 from __future__ import annotations
 
@@ -15,18 +18,21 @@ _MILLISECONDS: Final = re.compile(r"[0-9]{1,9}\Z", re.ASCII)
 
 
 class Durations:
-    """The histograms of one shard. There are no more than operations times statuses."""
+    """The histograms of one shard, one for each operation and status."""
 
     def __init__(self) -> None:
         self._histograms: dict[tuple[str, int], Histogram] = {}
 
     def note(self, head: RequestHead, status: int, seconds: float) -> None:
-        """Note an answer, less the wait that was asked for: it is not known how much of that was needed."""
+        """Count an answer's duration, without the wait that the request asked for (`wait_ms`).
+
+        The whole wait is subtracted, since it is not known how much of it was used.
+        """
         matched = head.memo
         operation = "none" if matched is None else matched.operation
         if operation in _WAITING:
             asked = head.query.get("wait_ms", "")
-            if _MILLISECONDS.match(asked):  # else there is none, or the request was refused for it
+            if _MILLISECONDS.match(asked):  # otherwise the request has no valid wait
                 seconds = max(0.0, seconds - int(asked) / 1000)
         histogram = self._histograms.get((operation, status))
         if histogram is None:
@@ -34,5 +40,5 @@ class Durations:
         histogram.observe(seconds)
 
     def stored(self) -> list[tuple[str, int, list[int], float]]:
-        """Return operation, status, counts and sum of each."""
+        """Return the operation, status, counts and sum of each histogram."""
         return [(*key, *each.stored()) for key, each in self._histograms.items()]

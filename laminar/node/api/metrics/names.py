@@ -1,7 +1,7 @@
 """All families of metrics of a node: name, type, help and labels. `/metrics` has no other.
 
-`OF_PROCESSES` are numbers of a process, by the part of it and the key in that part's statistics; a test finds
-keys without a row. `OTHERS` are added up by topic, consumer, channel and so on (`text`). Units are seconds,
+`OF_PROCESSES` are numbers of a process, by its part and the key in that part's statistics; a test finds keys
+without a row here. `OTHERS` are summed by topic, consumer, channel and so on (`text`). Units are seconds,
 bytes and plain numbers. A counter begins at 0 with its process, or with the leadership that it counts for.
 docs/metrics.md is written from this table (`python -m tests.node.api.metrics.page`).
 """
@@ -22,16 +22,16 @@ class Family(NamedTuple):
     help: str
     labels: tuple[str, ...] = ("process",)
     scale: float = 1.0
-    """By which the number of the statistics is multiplied: 0.001 for one in ms."""
+    """The factor by which the statistic is multiplied: 0.001 for one in ms."""
 
     @property
     def sample(self) -> str:
-        """The name of its samples, but for a histogram or summary, which have several."""
+        """The name of the family's samples; a histogram or summary has several (`samples`)."""
         return f"{self.name}_total" if self.kind == "counter" else self.name
 
     @property
     def unit(self) -> str:
-        """The unit that its name ends in; empty: a plain number."""
+        """The unit at the end of the family's name; empty for a plain number."""
         return next((unit for unit in ("seconds", "bytes") if self.name.endswith(f"_{unit}")), "")
 
 
@@ -46,13 +46,16 @@ NOT_SHOWN: Final = {
     ("http", "responses_5xx"): "counted by the histogram laminar_http_request_duration_seconds",
     ("catalog", "leader"): "laminar_catalog_is_led",
 }
-"""Keys of statistics that are no metrics, by part and key, with where to look."""
+"""Statistics that are no metrics, by part and key, with the place where they are shown instead."""
 
 
 def _part(
     part: str, *rows: tuple[str, Kind, str] | tuple[str, Kind, str, str, float]
 ) -> Iterator[tuple[tuple[str, str], Family]]:
-    """Yield the families of a part; a row may say another name, and the factor to its unit."""
+    """Yield the families of a part of the process, each with its (part, key).
+
+    A row has key, kind and help, and optionally another name and the factor to the unit of that name.
+    """
     for row in rows:
         key, kind, text = row[:3]
         name, scale = (row[3], row[4]) if len(row) == 5 else (f"laminar_{part}_{key}", 1.0)
@@ -98,7 +101,7 @@ OF_PROCESSES: Final[dict[tuple[str, str], Family]] = dict(
             (
                 "journal_bytes_since_checkpoint",
                 "gauge",
-                "What a start after a crash would replay",
+                "Bytes that a start after a crash would replay",
                 "laminar_storage_replay_bytes",
                 1,
             ),
@@ -118,8 +121,8 @@ OF_PROCESSES: Final[dict[tuple[str, str], Family]] = dict(
         ),
         *_part(
             "repair",
-            ("asked", "counter", "Questions to other replicas for damaged entries"),
-            ("answered", "counter", "Such questions of other replicas that were answered"),
+            ("asked", "counter", "Requests to other replicas for damaged entries"),
+            ("answered", "counter", "Requests of other replicas for damaged entries that were answered"),
             ("repaired", "counter", "Entries repaired from another replica"),
             ("refused", "counter", "Answers that were not the missing entry"),
             ("missing", "counter", "Replicas asked that did not have the entry"),
@@ -134,7 +137,7 @@ OF_PROCESSES: Final[dict[tuple[str, str], Family]] = dict(
             (
                 "oldest_unverified_age_s",
                 "gauge",
-                "Since when the segment waits that was verified longest ago",
+                "Time since the next segment was last verified",
                 "laminar_scrub_oldest_unverified_seconds",
                 1,
             ),
@@ -155,6 +158,8 @@ OF_PROCESSES: Final[dict[tuple[str, str], Family]] = dict(
             ("connections", "counter", "Connections accepted"),
             ("displaced", "counter", "Connections without a principal that were ended for newer ones"),
             ("muted", "counter", "Times that a connection was not read, as its principal was over a rate"),
+            ("reads", "gauge", "Reads that have begun and have no answer yet"),
+            ("reads_refused", "counter", "Reads that might wait, and were refused: too many had no answer"),
             ("refused", "counter", "Requests that were no valid HTTP, or over a limit"),
             ("requests", "counter", "Requests received"),
             ("slow_readers", "counter", "Connections ended, as the client did not read its answers"),
@@ -168,7 +173,7 @@ OF_PROCESSES: Final[dict[tuple[str, str], Family]] = dict(
         ),
         *_part(
             "bulk",
-            ("on_their_way_bytes", "gauge", "Bytes of large bodies between their begin and their commit"),
+            ("on_their_way_bytes", "gauge", "Bytes of large bodies that have begun and are not committed"),
             ("waiting", "gauge", "Large bodies that wait to begin"),
             ("waits", "counter", "Large bodies that had to wait"),
             ("rests", "counter", "Rests after large bodies, in which small appends had the disk"),
@@ -198,7 +203,7 @@ OF_PROCESSES: Final[dict[tuple[str, str], Family]] = dict(
         *_part(
             "tls",
             ("loaded", "counter", "Times that the certificate files were loaded", "laminar_tls_loads", 1),
-            ("load_failures", "counter", "Times that they could not be used"),
+            ("load_failures", "counter", "Times that the certificate files could not be used"),
             (
                 "certificate_left_s",
                 "gauge",
@@ -223,10 +228,10 @@ OF_PROCESSES: Final[dict[tuple[str, str], Family]] = dict(
         *_part(
             "raft",
             ("groups", "gauge", "Groups that are driven here"),
-            ("stopped_replicas", "gauge", "Replicas stopped by a mistake of Laminar's"),
+            ("stopped_replicas", "gauge", "Replicas stopped by a bug of Laminar"),
             ("leading", "gauge", "Groups that are led here"),
             ("quiesced_groups", "gauge", "Groups without timers, as they are idle"),
-            ("unquiesced", "counter", "Groups that were idle and are no more"),
+            ("unquiesced", "counter", "Groups that were idle and are active again"),
             ("keepalives_sent", "counter", "Keepalives for idle groups sent"),
             ("proposals", "counter", "Entries proposed"),
             ("syncs", "counter", "Syncs that entries waited for"),
@@ -282,7 +287,7 @@ OF_PROCESSES: Final[dict[tuple[str, str], Family]] = dict(
             (
                 "work_missed",
                 "counter",
-                "Changes of the catalog that were overlooked, and done late: a mistake of Laminar's",
+                "Changes of the catalog that were overlooked, and carried out late: a bug of Laminar",
             ),
             ("topics_with_fewer_replicas", "gauge", "Topics with fewer replicas than they ask for"),
             (
@@ -325,7 +330,7 @@ OF_PROCESSES: Final[dict[tuple[str, str], Family]] = dict(
             (
                 "closing_longest_ms",
                 "gauge",
-                "How long the keys of a change have not been writable, the longest",
+                "Longest time for which the keys of a change have not been writable",
                 "laminar_routes_closing_longest_seconds",
                 0.001,
             ),
@@ -337,7 +342,7 @@ OF_PROCESSES: Final[dict[tuple[str, str], Family]] = dict(
             ("given", "counter", "Records given out"),
             ("repeated", "counter", "Records given out again"),
             ("acknowledged", "counter", "Records acknowledged"),
-            ("late", "counter", "Records of which a consumer said something when its time was over"),
+            ("late", "counter", "Acknowledgements, nacks and releases that came after the record's time"),
             ("died", "counter", "Records that failed too often"),
             ("copied", "counter", "Open records copied to the log's end, so that it can be trimmed"),
         ),
@@ -345,8 +350,8 @@ OF_PROCESSES: Final[dict[tuple[str, str], Family]] = dict(
             "delayed",
             ("published", "counter", "Delayed records published"),
             ("copied", "counter", "Delayed records copied to the log's end"),
-            ("sent", "counter", "Delayed records sent to partitions that follow"),
-            ("pending", "gauge", "Delayed records that wait for their time"),
+            ("sent", "counter", "Delayed records sent to partitions that replace an ended one"),
+            ("pending", "gauge", "Delayed records that are pending"),
             ("late_seconds", "gauge", "How late the last delayed record was published"),
         ),
         *_part(
@@ -372,7 +377,7 @@ OF_PROCESSES: Final[dict[tuple[str, str], Family]] = dict(
             "trace",
             ("events", "counter", "Events of records that are traced"),
             ("written", "counter", "Events written to `_trace`"),
-            ("dropped", "counter", "Events that were dropped: no room, or `_trace` took none"),
+            ("dropped", "counter", "Events that were dropped: no room, or `_trace` accepted none"),
             ("waiting", "gauge", "Events that wait to be written"),
         ),
         *_part(
@@ -391,7 +396,7 @@ OF_PROCESSES: Final[dict[tuple[str, str], Family]] = dict(
             ("unsent", "counter", "Datagrams of gossip that could not be sent"),
             ("unresolved", "counter", "Addresses that could not be resolved"),
             ("replayed", "counter", "Datagrams of gossip that came again, or for another process"),
-            ("challenged", "counter", "Datagrams of gossip whose sender had to prove that it is there"),
+            ("challenged", "counter", "Datagrams of gossip whose sender had to answer a challenge"),
             ("asked_again", "counter", "Probes that were sent again after a challenge"),
             ("outdated", "counter", "Datagrams of gossip of an older version"),
             ("refutations", "counter", "Claims about this node that it refuted"),
@@ -493,11 +498,16 @@ OF_CONSUMERS: Final = (
         "Records between the consumer and the ends, of leaders here",
         _CONSUMER,
     ),
-    Family("laminar_consumer_lag_records_max", "gauge", "The same of the partition with the most", _CONSUMER),
+    Family(
+        "laminar_consumer_lag_records_max",
+        "gauge",
+        "The same, of the partition with the largest lag",
+        _CONSUMER,
+    ),
     Family(
         "laminar_consumer_lag_seconds",
         "gauge",
-        "Age of the oldest record that the consumer has not read, at most; 0: it has read all",
+        "Upper limit of the age of the oldest record that the consumer has not read; 0: it has read all",
         _CONSUMER,
     ),
     Family(
@@ -507,27 +517,27 @@ OF_CONSUMERS: Final = (
         _CONSUMER,
     ),
 )
-"""Of cursors, with those of consumer groups: sums over the partitions that this node leads."""
+"""Families of cursors, including consumer groups': sums over the partitions that this node leads."""
 
 OF_CHANNELS: Final = (
     Family(
         "laminar_channel_depth",
         "gauge",
-        "Records to be given out yet, at most, and those that are out",
+        "Records that are out, and an upper limit of those that were never given out",
         _CHANNEL,
     ),
     Family("laminar_channel_out", "gauge", "Records that are out", _CHANNEL),
-    Family("laminar_channel_aside", "gauge", "Records that wait to be tried again", _CHANNEL),
+    Family("laminar_channel_aside", "gauge", "Records that wait for a retry", _CHANNEL),
     Family("laminar_channel_dead", "gauge", "Records that failed too often", _CHANNEL),
     Family("laminar_channel_lost", "gauge", "Records that left the log before they were done", _CHANNEL),
     Family(
         "laminar_channel_kept_bytes",
         "gauge",
-        "Bytes that retention would trim if the channel, maybe with others, let it",
+        "Bytes that retention would trim if the channel did not need them",
         _CHANNEL,
     ),
 )
-"""Where channels stand in the partitions that this node leads."""
+"""Families of the state of channels in the partitions that this node leads."""
 
 OF_CHANNEL_COUNTS: Final = (
     Family("laminar_channel_acknowledged", "counter", "Records acknowledged", _CHANNEL),
@@ -535,13 +545,13 @@ OF_CHANNEL_COUNTS: Final = (
     Family(
         "laminar_channel_late",
         "counter",
-        "Records of which a consumer said something when its time was over",
+        "Acknowledgements, nacks and releases that came after the record's time",
         _CHANNEL,
     ),
     Family(
         "laminar_channel_died",
         "counter",
-        "Records that failed too often, and were dead from then on",
+        "Records that became dead",
         _CHANNEL,
     ),
     Family(
@@ -551,7 +561,7 @@ OF_CHANNEL_COUNTS: Final = (
         _CHANNEL,
     ),
 )
-"""What became of the records of channels while this node led their partitions."""
+"""Families of counters of channels' records, while this node led their partitions."""
 
 OF_PARTITIONS: Final = (
     Family("laminar_partition_leader", "gauge", "1 where this node leads the partition", _PARTITION),
@@ -566,7 +576,7 @@ OF_PARTITIONS: Final = (
     Family("laminar_partition_fetch_bytes", "counter", "Bytes of batches served to readers", _PARTITION),
     Family("laminar_partition_staged_batches", "gauge", "Batches of sinks staged, as leader", _PARTITION),
 )
-"""Only with ``detail=partitions`` and a topic."""
+"""Families of partitions, only with ``detail=partitions`` and a topic."""
 
 OTHERS: Final = (
     *(PROCESS_UP, BUILD, HTTP_DURATION, APPEND_COMMIT, DISK_SYNC, LOOP_DELAY),
@@ -579,7 +589,7 @@ ALL: Final = (*OTHERS, *OF_PROCESSES.values())
 
 
 def samples(family: Family) -> tuple[str, ...]:
-    """Return the names of a family's samples, as queries name them."""
+    """Return the names of a family's samples, as they are used in queries."""
     if family.kind == "histogram":
         return tuple(f"{family.name}_{each}" for each in ("bucket", "sum", "count"))
     if family.kind == "summary":

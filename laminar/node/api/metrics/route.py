@@ -1,7 +1,7 @@
 """GET /metrics: any shard answers for all processes of its node, by asking the others.
 
-An answer that took more than 50 ms of the CPU is kept for twenty times as long, 5 s at most: so scrapes take
-a twentieth of a core at most, however many monitors there are.
+An answer that took more than 50 ms of CPU time is cached for twenty times as long, 5 s at most: so scrapes
+take at most a twentieth of a core, however many monitors there are.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LONGEST_KEPT_S: Final = 5.0
 
 
 class MetricsRoute:
-    """The handler of GET /metrics, and the methods by which siblings are asked."""
+    """The handler of GET /metrics, and the transport methods that answer the node's other processes."""
 
     def __init__(self, services: HostServices, topics: TopicLookup, numbers: ShardNumbers) -> None:
         self._services = services
@@ -45,7 +45,7 @@ class MetricsRoute:
         )
 
     async def lines(self) -> list[str]:
-        """Return the node's metrics, a sample a line."""
+        """Return the text of the node's metrics as lines, one for each sample."""
         return [line for line in (await self._plain.get()).decode().splitlines() if line[:1] != "#"]
 
     async def on_stats(self, peer: Peer, payload: bytes) -> bytes:
@@ -68,7 +68,9 @@ class MetricsRoute:
             kept = self._openmetrics if openmetrics else self._plain
             return Response(200, content, await kept.get())
         if not topic:
-            raise Problem("invalid", "detail=partitions is of one topic: name it", field="topic", value="")
+            raise Problem(
+                "invalid", "detail=partitions needs the query parameter topic", field="topic", value=""
+            )
         self._topics.record(topic)
         rows = await self._of_partitions(topic)
         pieces = Text(openmetrics=openmetrics).of_partitions(topic, rows)
@@ -95,7 +97,7 @@ class MetricsRoute:
         return await _joined(Text(openmetrics=openmetrics).of_node(processes, up=up), clock=services.clock)
 
     async def _ask(self, roles: Sequence[Role], method: str, payload: bytes) -> dict[Role, bytes | None]:
-        """Return the answers of other processes of this node by role; None where none came."""
+        """Return the answers of other processes of this node, by role; None for one that did not answer."""
         services = self._services
         found = await asyncio.gather(
             *(services.ask_sibling(role, method, payload=payload, timeout_s=ASK_TIMEOUT_S) for role in roles),
@@ -110,7 +112,7 @@ class MetricsRoute:
 
 
 async def _joined(pieces: Iterator[str], *, clock: Clock) -> bytes:
-    """Return a text that is made piece by piece; the loop turns whenever a slice's time is over."""
+    """Join the pieces of a text; yield to the event loop between pieces whenever a slice's time is over."""
     found: list[str] = []
     await in_slices(pieces, found.append, clock=clock)
     return "".join(found).encode()

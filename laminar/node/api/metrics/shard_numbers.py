@@ -1,8 +1,8 @@
-"""The numbers of one shard for `/metrics`: added up by topic, consumer and channel, in slices of the loop.
+"""The numbers of one shard for `/metrics`: sums by topic, consumer and channel, computed in slices.
 
-Sums by topic, as partitions are too many for series of their own. Counters of partitions are added up by what
-they gained since the last look, so a sum does not fall when a partition leaves this shard; what one gains
-between the last look and its end is not counted.
+There are too many partitions for series of their own. A counter of a topic grows by what its partitions'
+counters gained since the last look (one pass over all replicas), so it does not fall when a partition leaves
+this shard. What a partition gains between the last look and its end is not counted.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from laminar.node.partition.partition import Partition
 from laminar.node.runtime.boot import Role, role_name
 
 MOST_CONSUMERS: Final = 5_000
-"""Consumers of a node that have metrics; the others are only counted."""
+"""The most consumers of a node that have metrics; the others are only counted."""
 
 Stored = tuple[list[int], float]
 
 
 class TopicNumbers(msgspec.Struct, array_like=True, gc=False):
-    """The sums of a topic's replicas here, as `names.OF_TOPICS` lists them; then what consumers need."""
+    """The sums of a topic's replicas here, in the order of `names.OF_TOPICS`; then fields for consumers."""
 
     append_records: int = 0
     append_bytes: int = 0
@@ -42,17 +42,20 @@ class TopicNumbers(msgspec.Struct, array_like=True, gc=False):
     staged_batches: int = 0
     staged_bytes: int = 0
     unread: int = 0
-    """Records in the partitions led here."""
+    """The number of records in the partitions led here."""
     most_unread: int = 0
-    """Of the one with the most."""
+    """The same of the partition with the most records."""
     oldest_s: float = 0.0
-    """Age of the oldest of them."""
+    """The age of the oldest of these records."""
     retention_s: float = 0.0
-    """The topic's retention by age; 0: none."""
+    """The topic's retention by age, in seconds; 0 if there is none."""
 
 
 class ConsumerNumbers(msgspec.Struct, array_like=True, gc=False):
-    """A consumer in the partitions led here in which it has a position; `held` are all their records."""
+    """A consumer's sums over the partitions led here in which it has a position.
+
+    `held` is the number of all records in these partitions.
+    """
 
     lag: int = 0
     most_lag: int = 0
@@ -62,7 +65,7 @@ class ConsumerNumbers(msgspec.Struct, array_like=True, gc=False):
 
 
 class PartitionNumbers(msgspec.Struct, array_like=True, gc=False):
-    """The numbers of a replica, as `names.OF_PARTITIONS` lists them, and of its consumers."""
+    """The numbers of a replica, in the order of `names.OF_PARTITIONS`, and of its consumers."""
 
     number: int
     leads: bool
@@ -75,17 +78,17 @@ class PartitionNumbers(msgspec.Struct, array_like=True, gc=False):
     fetch_bytes: int
     staged_batches: int
     consumers: dict[str, tuple[int, int]]
-    """By name the lag and the records overtaken, where this node leads the partition."""
+    """By name the lag and the number of overtaken records, if this node leads the partition."""
 
 
 class ProcessNumbers(msgspec.Struct):
-    """The numbers of one process; a controller has only `role`, `parts` and `histograms`."""
+    """The numbers of one process; those of a controller are only `role`, `parts` and `histograms`."""
 
     role: str
     parts: dict[str, dict[str, Any]]
     histograms: dict[str, Stored] = {}
     requests: list[tuple[str, int, list[int], float]] = []
-    """Of each operation and status: counts by time, and the sum of times."""
+    """Of each operation and status: the histogram's counts, and the sum of durations."""
     states: dict[str, int] = {}
     undrained: int = 0
     topics: dict[str, TopicNumbers] = {}
@@ -105,12 +108,12 @@ _NONE: Final[_Counters] = (0, 0, 0, 0)
 
 
 def label_of(role: Role) -> str:
-    """Return a process as the label `process` names it: ``controller``, ``shard-0``."""
+    """Return the value of the label `process` for a process: ``controller``, ``shard-0``."""
     return role_name(role).replace(" ", "-")
 
 
 class ShardNumbers:
-    """The numbers of one shard."""
+    """Computes the numbers of one shard."""
 
     def __init__(
         self,
@@ -122,27 +125,27 @@ class ShardNumbers:
         refused: Callable[[], Mapping[str, int]],
         requests: Callable[[], list[tuple[str, int, list[int], float]]],
     ) -> None:
-        """`parts` return statistics beside those of the shard, `refused` the refusals by principal."""
+        """`parts` return further statistics, `refused` refusals by principal, `requests` durations."""
         self._services = services
         self._watch = watch
         self._topics = topics
         self._parts = parts
         self._refused = refused
         self._requests = requests
-        # By the id of its log: the counters of each replica at the last look, and what else that look found
-        # of those without consumers.
+        # By log id: the counters of each replica at the last look, and, for replicas without consumers, the
+        # other numbers of that look.
         self._last: dict[int, _Counters] = {}
         self._quiet: dict[int, _Found] = {}
         self._awake = services.watched(lambda partition: False)
-        # By topic: what these counters have gained together since the start.
+        # By topic: the sums of what these counters have gained since the start.
         self._gained: dict[str, list[int]] = {}
-        # Consumers in the order in which they were seen first, with how many records each has lost so far,
-        # and by partition what it lacked at the last look.
+        # Consumers in the order in which they were first seen: the records that each has lost so far, and by
+        # partition the number that it lacked at the last look.
         self._seen: dict[tuple[str, str], int] = {}
         self._overtaken: dict[tuple[bytes, str], int] = {}
 
     async def look(self) -> ProcessNumbers:
-        """Return the numbers of now."""
+        """Return the present numbers of this shard, after a look at all its replicas."""
         services = self._services
         found = services.statistics()
         parts = found | {name: dict(make()) for name, make in self._parts.items()}
@@ -215,7 +218,7 @@ class ShardNumbers:
 
 
 class _OfTopic(NamedTuple):
-    """The sums of a topic, and what it asks for; 0: nothing, as it is not in the view."""
+    """The sums of a topic, and the number of replicas that it asks for; 0 if it is not in the view."""
 
     row: TopicNumbers
     replicas: int
@@ -223,11 +226,11 @@ class _OfTopic(NamedTuple):
 
 
 class _Found(NamedTuple):
-    """What a look found of a replica that stays so while its group is quiesced."""
+    """The numbers of a replica that cannot change while its group is quiesced."""
 
     has_leader: bool
     status: str
-    """Of the partition that is led here; empty: it is led elsewhere."""
+    """The status of the partition; empty if it is led elsewhere."""
     in_sync: int = 0
     staged_batches: int = 0
     staged_bytes: int = 0
@@ -252,10 +255,10 @@ def _found_of(partition: Partition) -> _Found:
 
 
 class _Look:
-    """One look at all replicas, and what it has added up.
+    """One look (a pass over all replicas of the shard), with its sums.
 
-    `quiet` has by log what it found of replicas without consumers, for the next look at those that stay
-    quiesced.
+    `quiet` has, by log, the numbers of replicas without consumers, which the next look uses again if they
+    stay quiesced.
     """
 
     def __init__(
@@ -266,9 +269,10 @@ class _Look:
         quiet: Mapping[int, _Found],
         failed: Collection[int],
     ) -> None:
-        """`quiet`: what the look before found of replicas whose groups have been quiesced since.
+        """Begin with empty sums.
 
-        `failed`: the ids of logs that take no more entries.
+        `quiet` has the numbers of the previous look for replicas whose groups have been quiesced since.
+        `failed` has the ids of logs that take no more entries.
         """
         self._quiet = quiet
         self.quiet: dict[int, _Found] = {}
@@ -283,10 +287,10 @@ class _Look:
         self.consumers: dict[tuple[str, str], ConsumerNumbers] = {}
 
     def add(self, partition: Partition) -> Sequence[tuple[str, int]]:
-        """Add a replica; return by consumer the records before the start of the log that it has not read.
+        """Add a replica; return by consumer the number of records that were trimmed before it read them.
 
-        Of many replicas this takes most of the time of a scrape, and most of that to fetch them from memory.
-        So it looks at nothing twice, and of a quiesced replica only at what changes all the same.
+        With many replicas this is most of the time of a scrape, and most of that is spent on cache misses. So
+        it reads no field twice, and of a quiesced replica only the fields that may change all the same.
         """
         context = partition.context
         log, states = context.log, self._states
@@ -394,7 +398,7 @@ class _Look:
         return lacking
 
     def _age_s(self, partition: Partition, offset: int) -> float:
-        """Return how old the record at `offset` is, at most; 0 where that is not known."""
+        """Return the age in seconds of the record at `offset`, at most; 0 if that is not known."""
         time_ms = partition.log.appended_before(offset)
         return 0.0 if not time_ms else max(0.0, (self._now_ms - time_ms) / 1000)
 

@@ -1,7 +1,7 @@
-"""The text of a node's metrics, in Prometheus' format or as OpenMetrics, made of its processes' numbers.
+"""Write the numbers of a node's processes as metrics, in Prometheus' text format or as OpenMetrics.
 
-It is made in pieces, so that the loop turns in between (`pieces`). Rows of several processes are added up;
-numbers of processes keep the label `process`.
+The text comes in pieces, so that the event loop may turn in between (`pieces`). Rows of topics, consumers
+etc. are summed over the processes; numbers of processes have the label `process`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PARTITION_STATES: Final = (
 
 Rows = Iterable[tuple[Sequence[str], float]]
 
-# Most rows of a piece.
+# The most rows of a piece.
 _PIECE_ROWS: Final = 500
 _BOUNDS: Final = (*map(repr, SECONDS), "+Inf")
 
@@ -43,13 +43,13 @@ def accepts_openmetrics(accept: str) -> bool:
 
 
 class Text:
-    """The text of all metrics in one of the two formats."""
+    """Writes metrics in one of the two formats."""
 
     def __init__(self, *, openmetrics: bool) -> None:
         self._openmetrics = openmetrics
 
     def of_node(self, processes: Sequence[ProcessNumbers], *, up: Mapping[str, bool]) -> Iterator[str]:
-        """Yield the text of all families but those of partitions; `up` are the processes that answer."""
+        """Yield the text of all families but those of partitions; `up` says which processes answered."""
         yield from self._family(names.PROCESS_UP, (((name,), int(is_up)) for name, is_up in up.items()))
         versions = {(each.version, each.python, each.modules): 1 for each in processes}
         yield from self._family(names.BUILD, versions.items())
@@ -119,7 +119,7 @@ class Text:
     def _placed(
         self, family: Family, places: Sequence[str], values: Sequence[float], *, with_zeros: bool = True
     ) -> Iterator[str]:
-        """Yield the text of a counter or gauge with many rows, whose labels are text already."""
+        """Yield the text of a counter or gauge with many rows, whose labels (`places`) are already text."""
         name, head = family.sample, self._head(family)
         for first in range(0, len(values), _PIECE_ROWS):
             last = first + _PIECE_ROWS
@@ -217,7 +217,7 @@ class Text:
         places = [f'{{topic="{topic}"}} ' for topic, _ in ordered]
         for family, name in zip(names.OF_TOPICS, _TOPIC_FIELDS, strict=True):
             values = [getattr(row, name) for _, row in ordered]
-            # Most topics have none of these: a series is there for those that do.
+            # Most topics have none of these, so only those that have some get a series.
             yield from self._placed(family, places, values, with_zeros=name not in _RARE)
         yield from self._consumers(processes, topics)
 
@@ -273,7 +273,10 @@ def _number(value: float) -> str:
 
 
 def _escaped(value: str) -> str:
-    """Return the value of a label as the formats have it. Names of topics need no change."""
+    """Return the value of a label with characters escaped as both formats require.
+
+    Names of topics need none.
+    """
     if "\\" in value or '"' in value or "\n" in value:
         return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
     return value
@@ -319,9 +322,9 @@ def _added_consumers(one: ConsumerNumbers, other: ConsumerNumbers) -> ConsumerNu
 
 
 def _whole(row: ConsumerNumbers, topic: TopicNumbers) -> tuple[int, int, float, int]:
-    """Return lag, greatest lag, age and overtaken records of a consumer.
+    """Return a consumer's lag in a topic, its greatest lag in a partition, age, and overtaken records.
 
-    In a partition without a position of its own, all is unread.
+    In a partition in which the consumer has no position, all records count as unread.
     """
     rest = topic.unread - row.held
     most = max(row.most_lag, min(rest, topic.most_unread))
@@ -330,7 +333,7 @@ def _whole(row: ConsumerNumbers, topic: TopicNumbers) -> tuple[int, int, float, 
 
 
 def figures_of(parts: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
-    """Yield part and key of each number of a process that is neither shown nor listed as not shown."""
+    """Yield part and key of each statistic of a process that is neither a metric nor listed as not shown."""
     for part, numbers in parts.items():
         for key, value in numbers.items():
             if isinstance(value, bool) or not isinstance(value, (int, float)):

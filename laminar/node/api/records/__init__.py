@@ -1,1 +1,1 @@
-"""Routes of records: append, read, delete; idempotency, producers' progress, datagrams, large records."""
+"""Routes of records: append, read, delete; producers' progress, datagrams, uploads of large records."""

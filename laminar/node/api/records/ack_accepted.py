@@ -1,8 +1,8 @@
-"""Appends that are answered before they are durable, and the headers that say what is durable by now.
+"""Appends with `ack=accepted`: they are answered with 202 before the batch is durable.
 
-202 is no receipt: the batch is in its leader's log, and is lost with the leader if that dies before a
-majority has it. So this is only for batches of a producer, which may be sent again, and the answer has none
-of a receipt's fields. Every append's answer has `Laminar-Term` and `Laminar-Committed`. An accepted batch
+202 is no receipt: the batch is only in its leader's log, and is lost if the leader dies before a majority has
+it. So this is only for batches with a producer id, which may be sent again, and the answer has none of a
+receipt's fields. Every append's answer has `Laminar-Term` and `Laminar-Committed`. An accepted batch
 is durable once any answer of the same term has a `Laminar-Committed` beyond it (after Swift's accepted and
 persisted).
 """
@@ -32,8 +32,8 @@ def accepted(
 ) -> Response:
     """Append one batch to its leader's log, and answer 202 before it is synced or replicated.
 
-    `head` makes the headers that every answer has, `route` is the version of the topic's route.
-    `count` counts the batch's producer if it is new, or refuses it.
+    `head` encodes the headers of every answer, `route` is the version of the topic's route. `count` counts
+    the batch's producer against its principal's limit if it is new, and raises if the limit is exceeded.
     """
     ack = request.query["ack"]
     if ack != "accepted":

@@ -1,4 +1,4 @@
-"""Appends: to a partition, or to a topic whose partitions this shard chooses by key.
+"""The routes of appends: to one partition, or to a topic, with the partitions chosen here by key.
 
 The usual path makes no task: the leader's shard decodes the body, hands the records to the partition and
 answers when the future of their receipt resolves. Everything else (another leader, an election in progress, a
@@ -60,7 +60,7 @@ from laminar.node.partition.problems import FROM_TABLES
 from laminar.node.partition.receipts import Receipt
 
 _PART_GROWS = 3
-# What a head may ask for beside a plain append: most heads have none of these.
+# Headers that ask for more than a plain append: most heads have none of these.
 _GUARANTEES = frozenset((KEY, KEY_TIME, PRODUCER, EPOCH, SEQUENCE, "if-match"))
 _CONDITION = re.compile(r'"?([0-9]{1,16})"?\Z', re.ASCII)
 
@@ -79,6 +79,7 @@ class AppendRoutes:
         new_ids: NewIds | None = None,
     ) -> None:
         self._services = services
+        self._now_ms = services.clock.wall_ms
         self._exchange = exchange
         self._leaders = leaders
         self._topics = topics
@@ -115,7 +116,10 @@ class AppendRoutes:
 
     def _here(self, request: Request, partition: Partition) -> Response | Awaitable[Response]:
         if self._decoding.at_once(request, partition):
-            append = self._parse(request, if_short=True)
+            append: Append | None = request.parsed
+            if append is None:
+                limits, keyed = self._limits_for(request) if PART in request.headers else (self.limits, False)
+                append = parse_if_short(request, limits=limits, now_ms=self._now_ms, keyed=keyed)
             if append is not None:
                 return self._appended(request, partition, append)
 
@@ -128,7 +132,11 @@ class AppendRoutes:
     def _appended(
         self, request: Request, partition: Partition, append: Append
     ) -> Response | Awaitable[Response]:
-        """Return the answer to an append. A leader that was deposed refuses nothing by its tables."""
+        """Append to a partition that this shard leads, and return the answer.
+
+        A refusal that depends on the leader's tables (of producers and keys) is answered only once a majority
+        has confirmed the leader, because the tables of a deposed leader may be old.
+        """
         trace = partition.context.trace
         if trace is not None:
             trace.requester = requester_of(request, self._services.node)
@@ -192,7 +200,7 @@ class AppendRoutes:
         )
 
     def _limited(self, request: Request) -> str:
-        """Return the principal whose new producers count against its limits; empty while none has limits."""
+        """Return the principal whose limit of new producers applies; "" while no limits are set."""
         return owner_of(request) if self._services.view.limits else ""
 
     def parse(self, request: Request) -> Append:
@@ -201,20 +209,17 @@ class AppendRoutes:
         Raises:
             Problem: 400, 413 or 422.
         """
-        append = self._parse(request)
-        assert append is not None, "a body that was to be read whatever it takes"
-        return append
-
-    def _parse(self, request: Request, *, if_short: bool = False) -> Append | None:
-        """Return what a body holds; with `if_short` None if to decode it takes long."""
         if request.parsed is not None:
             append: Append = request.parsed
             return append
-        limits, keyed = self.limits, False
-        if _is_part(request):
-            limits, keyed = self._part_limits, request.headers[PART] == KEYED
-        parse = parse_if_short if if_short else parse_append
-        return parse(request, limits=limits, now_ms=self._services.clock.wall_ms, keyed=keyed)
+        limits, keyed = self._limits_for(request)
+        return parse_append(request, limits=limits, now_ms=self._now_ms, keyed=keyed)
+
+    def _limits_for(self, request: Request) -> tuple[Limits, bool]:
+        """Return the limits of a body, and whether its batches may have idempotency keys."""
+        return (
+            (self._part_limits, request.headers[PART] == KEYED) if _is_part(request) else (self.limits, False)
+        )
 
     def _append_frames(
         self,
@@ -225,12 +230,13 @@ class AppendRoutes:
         made_ms: int | None = None,
         principal: str = "",
     ) -> list[asyncio.Future[Receipt]]:
-        """Append batches in order, each checked in the state that the one before it left; return receipts.
+        """Append batches in order, each checked against the state after the previous one; return receipts.
 
-        If the first is refused, the request is refused as a whole. A later refusal ends the list as a failed
-        receipt, so that it is reported with the outcome of the batches before it, and never as if nothing had
-        been done. `at`: the offset that the first batch must get; a batch that is recognised as a retry is
-        not checked against it. `mark` and `made_ms`: the request's identity, and the time of its key.
+        If the first batch is refused, the request is refused as a whole. A later refusal ends the list as a
+        failed receipt, so that it is reported together with the outcome of the earlier batches, and never as
+        if nothing had been appended. `at` is the offset that the first batch must get; a batch that is
+        recognised as a retry is not checked against it. `mark` and `made_ms` are the request's identity, and
+        the time of its key.
 
         Raises:
             Problem: the first batch is refused.
@@ -261,7 +267,7 @@ class AppendRoutes:
         return self._answer(merge_receipts(results, partition.topic), partition)
 
     def _answer(self, receipts: Sequence[Receipt], partition: Partition) -> Response:
-        """Return the answer with these receipts. Its JSON is formatted by hand, as this is the hot path."""
+        """Return the answer with these receipts. Its JSON is written by hand because this is the hot path."""
         placed: list[str] = []
         delayed: list[str] = []
         appended, window, replayed = 0, None, False
@@ -313,7 +319,10 @@ class AppendRoutes:
         return await self._leaders(topic, number, here=here, there=there, policy=policy)
 
     def _repeatable(self, request: Request) -> bool:
-        """Return whether a second attempt is recognised: by the head, or by producer ids in all batches."""
+        """Return whether the leader would recognise a second attempt, by a key or by producer ids.
+
+        The head names a key or a producer, or all batches of the body have producer ids.
+        """
         if has_identity(request):
             return True
         if request.headers.get("content-type") != BATCH_TYPE:
@@ -322,9 +331,10 @@ class AppendRoutes:
 
 
 def _is_part(request: Request) -> bool:
-    """Return whether another shard made the request as one part of a topic's append.
+    """Return whether the request is one partition's part of a topic's append, sent by another shard.
 
-    A client can't make one: it has a connection of its own, and its header of that name is not passed on.
+    A client cannot forge that: its connection is of another kind, and its header of that name is not
+    forwarded.
     """
     return PART in request.headers and isinstance(request.connection, Forwarder)
 

@@ -1,9 +1,9 @@
-"""Large bodies, in the order in which they came for a partition: decoded in a thread, appended by shares.
+"""Decode large bodies in a thread, and append them in the order in which they arrived for a partition.
 
-A batch from outside is decoded completely before it is appended. For megabytes that takes longer than the
-event loop's other work may wait. Then it waits until it may be on its way (`laminar.node.fair.bulk`). A body
-that arrives for the same partition meanwhile is appended after the earlier one, however short it is:
-otherwise a producer's numbered batches would change their order.
+A client's batch is decoded completely before it is appended. For megabytes that takes longer than the event
+loop's other work may wait, so a thread does it. Then the batch waits for its client's share of the bytes that
+may be under way (`laminar.node.fair.bulk`). A body that arrives for the same partition meanwhile is appended
+after the earlier one, however short it is: otherwise a producer's numbered batches would change their order.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ Then = Callable[[Append], Response | Awaitable[Response]]
 
 
 class BackgroundDecoding:
-    """The decoding of one shard's bodies: small ones at once, large ones in a thread, in order.
+    """Decodes the bodies of one shard's requests: small ones at once, large ones in a thread, in order.
 
     `parse(request)` decodes a body, or raises `Problem`; `off_loop(parse, request)` runs it in a thread.
-    `bulk` has the shares.
+    `bulk` limits the bytes of large bodies under way, by client.
     """
 
     def __init__(
@@ -49,17 +49,20 @@ class BackgroundDecoding:
         return self._parse(request)
 
     def at_once(self, request: Request, partition: Partition) -> bool:
-        """Return whether to append now what is decoded quickly: no bulk, and no earlier body waits there."""
+        """Return whether a body may be decoded and appended at once.
+
+        It may if it is not large, and no earlier body for this partition is still waiting.
+        """
         if len(request.body) > BULK_BYTES:
             return False
-        if not partition.topic.startswith(SYSTEM_PREFIX):  # what nodes write about requests is no client's
+        if not partition.topic.startswith(SYSTEM_PREFIX):  # appends of nodes about requests are of no client
             self._bulk.small(source_of(request))
         return partition not in self._last
 
     def in_turn(self, request: Request, partition: Partition, then: Then) -> asyncio.Task[Response]:
-        """Return the answer of `then`, called with the decoded body at its turn, after all earlier bodies.
+        """Return a task: call `then` with the decoded body after all earlier bodies, and return its answer.
 
-        Until that answer its bytes are on their way.
+        The bytes of a large body count as under way until that answer.
         """
         before = self._last.get(partition)
         passed = self._last[partition] = self._loop.create_future()
@@ -93,12 +96,12 @@ class BackgroundDecoding:
 
 
 def source_of(request: Request) -> object:
-    """Return where a request came from: its connection, or the client's address that another shard names."""
+    """Return the source of a request: its connection, or in a forwarded one the client's address."""
     return getattr(request.connection, "address", "") or request.connection
 
 
 def client_of(request: Request) -> str:
-    """Return whose bulk a request is: its principal's, or without one that of a client's address."""
+    """Return the client whose share of bulk a request uses: its principal, or without one its address."""
     connection = request.connection
     address: str = getattr(connection, "address", "") or connection.peer.rpartition(":")[0]
     return owner_of(request) or address

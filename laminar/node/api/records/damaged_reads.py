@@ -1,10 +1,10 @@
-"""Reads that meet damaged records: another replica answers, or the reader gets an error, or skips them.
+"""Reads of damaged records: another replica answers, or the reader gets an error, or skips the records.
 
-Committed data is the same on all replicas, so a read that meets damage here is answered by another replica,
-and the client notices nothing. If no replica has the data, `on_damage=skip` leaves the range out and names it
-in a header; without that the answer is 503 `damaged`, with the offsets. A batch that its producer wrote
-unreadably is unreadable on all replicas: it is skipped in the same way, or answered with 422 `unreadable`. No
-answer reveals where in a node's folder the bytes are.
+Committed data is the same on all replicas, so a read of records that are damaged here is answered by another
+replica, and the client notices nothing. If no replica has the data, `on_damage=skip` omits the range and
+names it in a header; without that the answer is 503 `damaged`, with the offsets. A batch that its producer
+encoded wrongly is unreadable on all replicas: it is skipped in the same way, or answered with 422
+`unreadable`. No answer reveals the file or position of damaged bytes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Pass = Callable[[Request, ReplicaEndpoint], Awaitable[Response]]
 
 
 def skips(request: Request) -> bool:
-    """Return whether the reader wants to continue after damage.
+    """Return whether the reader wants damaged records to be skipped (`on_damage=skip`).
 
     Raises:
         Problem: 422 for another value of `on_damage`.
@@ -59,10 +59,10 @@ def problem_of(damage: DamagedRange, partition: Partition, *, node: str, offset:
 async def elsewhere(
     request: Request, offset: int | None, replicas: Sequence[ReplicaEndpoint], ask: Pass
 ) -> Response | None:
-    """Return another replica's answer to a read that meets damage here; None if none can answer.
+    """Return another replica's answer to a read of records that are damaged here; None if none can answer.
 
-    `offset` is where the fetch begins, None if the request has no offset. A request that already came from
-    another shard is not passed on: None.
+    `offset` is the first offset of the fetch; None if the request has no offset. A request that another shard
+    forwarded is not forwarded again, and None is returned.
     """
     if LOCAL in request.headers or FORWARDED in request.headers:
         return None
@@ -85,11 +85,11 @@ async def elsewhere(
 def without_bad_batches(
     frames: Sequence[Buffer], offset: int, *, read: Callable[[Sequence[Buffer], int], object], skip: bool
 ) -> tuple[list[Buffer], int, list[str]]:
-    """Return the first run of readable batches, the offset where it begins, and the ranges skipped before it.
+    """Return the first run of readable batches, its first offset, and the ranges skipped before it.
 
-    A bad batch has right checksums but a body that contradicts itself: its producer wrote it so.
+    A bad batch has correct checksums but a body that contradicts itself, as its producer encoded it.
     `read(batches, offset)` decodes batches from an offset on, or raises `BatchError`. With `skip`, bad
-    batches at the beginning are left out. The run ends before a later bad batch.
+    batches at the beginning are skipped. The run ends before a later bad batch.
 
     Raises:
         Problem: 422 `unreadable` if the first batch is bad and `skip` is False.
@@ -113,7 +113,7 @@ def without_bad_batches(
 
 
 def unreadable(error: BatchError, header: Header) -> Problem:
-    """Return the problem that answers a read of a batch whose producer wrote it unreadably."""
+    """Return the problem that answers a read of a batch that its producer encoded wrongly."""
     return Problem(
         "unreadable",
         f"records {header.base_offset} to {header.next_offset - 1} cannot be read: {error}",

@@ -1,7 +1,7 @@
-"""Who sends a datagram, and whether that principal may append: the node's side of their MACs.
+"""Authenticate datagrams by their MACs, and check whether the sender may append.
 
-The keys of a credential are made when its first question comes, and forgotten with the credential. So a
-question costs a look-up and a MAC for any sender, and unknown ones fill no memory.
+The keys of a credential are derived when its first question (request by datagram) comes, and dropped with the
+credential. So a question from any sender costs one look-up and one MAC, and unknown senders use no memory.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MINUTE_MS = 60_000
 
 
 class MalformedUnder(Exception):
-    """A question is malformed, as `fault` says; its answer is sent with `codec`."""
+    """An authentic question is malformed, as `fault` says; `codec` encodes the answer to its sender."""
 
     def __init__(self, fault: Malformed, codec: DatagramCodec) -> None:
         super().__init__(str(fault))
@@ -31,10 +31,10 @@ class MalformedUnder(Exception):
 
 
 class Proofs:
-    """The codecs of one shard: of credentials, and of the cluster's secrets where no tokens are asked for."""
+    """The datagram codecs of one shard: one for each credential's key, or without tokens the cluster's."""
 
     def __init__(self, services: ShardServices, meter_of: Callable[[str], Meter] | None) -> None:
-        """Count questions in the meters of principals that `meter_of` returns; None: in none."""
+        """`meter_of` returns the meter in which a principal's questions are counted; None to count none."""
         self._services = services
         self._meter_of = meter_of
         self._secrets: tuple[Keys, ...] | None = None
@@ -46,8 +46,8 @@ class Proofs:
         """Return the question in a datagram, and the codec of its sender, for the answer.
 
         Raises:
-            Forged: it is of no one who may send one here; a credential that was revoked is none.
-            MalformedUnder: it is of one, but can't be understood.
+            Forged: no valid key has signed the datagram; the credential may be revoked.
+            MalformedUnder: a valid key has signed it, but it cannot be decoded.
         """
         self._follow()
         for codec in self._codecs(credential_of(datagram)):
@@ -60,10 +60,10 @@ class Proofs:
         raise Forged
 
     def check(self, question: Question, size: int) -> str:
-        """Return who sent a question; refuse one who may not append to the topic, or what was sent long ago.
+        """Return the name of the principal that sent a question, if it may append to the topic.
 
-        One that may is counted as a request of its principal, with `size` bytes. A node that asks for no
-        principal has the empty text.
+        The question is counted as a request of its principal, with `size` bytes. Without access control the
+        name is "". A question that was sent long ago is refused.
 
         Raises:
             Problem: 401 `unauthorized`, 403 `forbidden`, 422 `invalid` (the minute), 429 `quota`.
@@ -78,7 +78,7 @@ class Proofs:
         if abs(question.minute - minute) > MINUTES_VALID:
             raise Problem(
                 "invalid",
-                f"the question was sent at another time than now, by more than {MINUTES_VALID} minutes",
+                f"the datagram's minute differs from the node's clock by more than {MINUTES_VALID} minutes",
                 field="minute",
                 value=question.minute,
                 limit=minute,
@@ -92,7 +92,7 @@ class Proofs:
         return record.name
 
     def _follow(self) -> None:
-        """Forget what was made of other secrets, or of another table of credentials."""
+        """Drop the codecs of earlier secrets and credentials, if the node's have changed."""
         secrets, credentials = self._services.secrets.current, self._services.view.credentials
         if secrets is not self._secrets:
             self._secrets = secrets

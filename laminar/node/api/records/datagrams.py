@@ -1,9 +1,9 @@
 """Appends by datagram: requests on this shard's UDP socket, and their answers.
 
-For many small producers that keep no connection. The kernel gives a datagram to the shard that owns its
-partition, so the steps are those of an append over HTTP, without HTTP: authenticate, verify, append, and
-answer when the receipt is there. If this node does not lead the partition, the answer is the leader's
-address: nothing is passed on.
+They are for many small producers that keep no connection open. The kernel gives a datagram to the shard that
+owns its partition, so the steps are those of an append over HTTP, without HTTP: authenticate, verify, append,
+and answer when the receipt is complete. If this node does not lead the partition, the answer is the leader's
+address: datagrams are not forwarded.
 
 A datagram may come twice, late, or never. So every batch must carry a producer id and a sequence number, by
 which the partition recognises a batch that it has already (`laminar.node.partition.state.producers`). A
@@ -11,10 +11,11 @@ datagram whose MAC is wrong gets no answer, and no answer is much larger than it
 address can't make this node send more than it receives. While too many requests wait, datagrams are dropped:
 the client asks again.
 
-A node that asks for tokens takes only questions by a credential. Their key follows from the cluster's secret
-and the credential's id, so the catalog has nothing that a datagram could be made with. A copy is refused some
-minutes later, which is before a partition may forget its batch (`KEPT_MS` of
-`laminar.node.partition.state.producers`), so it is never appended again.
+A node with access control takes only questions (requests by datagram) that are signed with the key of a
+credential. The key is derived from the cluster's secret and the credential's id, so data of the catalog do
+not suffice to sign a datagram. A copy of a question is refused after some minutes, which is before a
+partition may forget its batch (`KEPT_MS` of `laminar.node.partition.state.producers`), so it is never
+appended again.
 """
 
 from __future__ import annotations
@@ -56,13 +57,13 @@ from laminar.wire.datagram import (
 _log = logging.getLogger("laminar.datagrams")
 
 MOST_WAITING = 10_000
-"""Most requests of this shard that wait for their answers; further datagrams are dropped."""
+"""The most requests of this shard that wait for their answers; further datagrams are dropped."""
 
 SHARE = 4
-"""Requests of one principal that may wait, for each that is free: alone it has four fifths of them."""
+"""The most waiting requests of one principal, as a multiple of the free room: 4 means four fifths of all."""
 
 OnRefused = Callable[[str, int, str, str, Problem], None]
-"""`f(topic, partition, credential, peer, problem)`: where it came from is ``host:port``."""
+"""`f(topic, partition, credential, peer, problem)`; `peer` is the sender as ``host:port``."""
 
 # Fields of a problem that are left out: the client has them in its own table, by the code.
 _LEFT_OUT = ("type", "title", "hint")
@@ -85,7 +86,7 @@ class Datagrams(asyncio.DatagramProtocol):
     ) -> None:
         """Count requests in the meters of `meter_of`, and new producers in `new_ids`.
 
-        `on_refused` is called for each whose sender was proven, and that was refused.
+        `on_refused` is called for each authentic request that is refused.
         """
         self._services = services
         self._sock = sock
@@ -99,7 +100,8 @@ class Datagrams(asyncio.DatagramProtocol):
         self._transport: asyncio.DatagramTransport | None = None
         self._tasks: set[asyncio.Task[Appended | Leader]] = set()
         self._waiting = 0
-        self._waiting_of: Counter[str] = Counter()  # by principal, of those that have any
+        # by principal the number of its waiting requests, if it has any
+        self._waiting_of: Counter[str] = Counter()
         self._counts = dict.fromkeys(
             ("received", "forged", "dropped", "appended", "repeated", "redirected", "refused"), 0
         )
@@ -120,25 +122,25 @@ class Datagrams(asyncio.DatagramProtocol):
             task.cancel()
 
     def statistics(self) -> dict[str, int]:
-        """Return the counts of datagrams received, by outcome, and how many wait for an answer.
+        """Return the numbers of datagrams received, by outcome, and the number that wait for an answer.
 
-        `forged` failed the MAC check; `dropped` came while `MOST_WAITING` requests waited, or too many of
-        its principal.
+        `forged` counts those that failed the MAC check; `dropped` those that arrived while `MOST_WAITING`
+        requests waited, or too many of their principal.
         """
         return self._counts | {"waiting": self._waiting}
 
     # -- what the event loop calls -------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport of the socket (asyncio)."""
+        """Store the transport of the socket (asyncio calls it)."""
         self._transport = cast(asyncio.DatagramTransport, transport)
 
     def error_received(self, exc: Exception) -> None:
-        """Note that an answer could not be sent; the client asks again."""
+        """Log that an answer could not be sent; the client asks again."""
         _log.debug("sending a datagram failed: %s", exc)
 
     def datagram_received(self, data: bytes, addr: tuple[Any, ...]) -> None:
-        """Handle a datagram: a request, or noise."""
+        """Handle a datagram: answer an authentic request; drop anything else."""
         self._counts["received"] += 1
         try:
             question, codec = self._proofs.opened(data)
@@ -166,7 +168,7 @@ class Datagrams(asyncio.DatagramProtocol):
             self._refuse(asked, problem, question)
 
     def _has_room(self, principal: str) -> bool:
-        """Return whether one more request of a principal may wait, so that others find room, too."""
+        """Return whether one more request of a principal may wait: others must find room, too."""
         return not principal or self._waiting_of[principal] <= SHARE * (MOST_WAITING - self._waiting)
 
     # -- from the question to the answer -------------------------------------------------
@@ -200,7 +202,7 @@ class Datagrams(asyncio.DatagramProtocol):
             return partition.appends.refused(problem)
 
     def _verified(self, question: Question) -> bytearray:
-        """Return the verified batch in memory of its own, as a leader stamps it in place."""
+        """Verify the batch of a question; return a copy of it, because a leader stamps batches in place."""
         if question.topic in SYSTEM_TOPICS:
             raise Problem("invalid", "this is an internal topic", field="topic", value=question.topic)
         frames, headers = read_batches(question.frame, self._limits)
@@ -244,7 +246,8 @@ class Datagrams(asyncio.DatagramProtocol):
                 outcome="not_applied",
             )
         if partition is None:
-            # Another shard named this leader, and would not tell us of a new one: so it is asked each time.
+            # Another shard named this leader, and does not notify this one of a new leader, so it is asked
+            # again.
             self._locator.forget(topic, number)
         return Leader(record.host, record.http_port)
 
@@ -288,7 +291,7 @@ class Datagrams(asyncio.DatagramProtocol):
         self._answer(asked, {name: document[name] for name in document if name not in _LEFT_OUT})
 
     def _next_route(self, topic: str, version: Any) -> NextRoute:
-        """Return the topic's present route if it is of this version or later, else only the version."""
+        """Return the topic's present route if it has this version or a later one, else only the version."""
         record = self._services.view.topics().get(topic)
         if record is None or self._topics.version(topic) < version:
             return NextRoute(version)
@@ -307,7 +310,7 @@ class Datagrams(asyncio.DatagramProtocol):
 
 
 class _Asked:
-    """The parts of a request that its answer needs."""
+    """The parts of a request that are needed to encode its answer."""
 
     __slots__ = ("address", "codec", "number", "size_bytes")
 

@@ -1,11 +1,11 @@
-"""Deletion of records before an offset, on a user's request.
+"""The route that deletes the records before an offset.
 
 The leader proposes a `log_start` entry, as retention does (`laminar.node.partition.retention`). So the new
-start is where a batch begins, at or before the offset that was named, and the end of a partition never
-changes. The answer has what the leader knew when the entry was committed. A repeated request finds nothing
+start is the first offset of a batch, at or before the requested offset, and the end of the partition does not
+change. The answer tells the leader's state when the entry was committed. A repeated request finds nothing
 left to delete.
 
-To the importer of a topic the end is no limit: the log goes on at the offset that was named.
+The importer of a topic may request an offset beyond the end: the log then continues at this offset.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from laminar.node.partition.partition import Partition
 class DeleteRecordsRoute:
     """The handler of the route that deletes records.
 
-    `trimmable_index(partition, index)` returns the highest index, at most that one, up to which a log may be
+    `trimmable_index(partition, index)` returns the highest index, at most `index`, up to which the log may be
     trimmed now.
     """
 
@@ -50,7 +50,7 @@ class DeleteRecordsRoute:
         led = await self._fetch.led(request, topic, partition)
         if isinstance(led, Response):
             return led
-        # The topic is being filled by who asks: `TopicLookup.check_import`.
+        # The client is the topic's importer: `TopicLookup.check_import` has checked that.
         imports = IMPORT.name.lower() in request.headers
         if imports and not dry_run:
             await led.start_mover.skip_to(before)
@@ -66,7 +66,10 @@ class DeleteRecordsRoute:
         return await self._trim(led, before, dry_run=dry_run, hold=not imports)
 
     async def _trim(self, partition: Partition, before: int, *, dry_run: bool, hold: bool) -> Response:
-        """Trim, with `hold` only what no replica has to read yet; without it such one gets whole segments."""
+        """Trim the log before an offset; with `hold` only entries that no replica in catch-up still needs.
+
+        Without `hold` such a replica is sent whole segments again.
+        """
         log = partition.log
         wanted = await partition.start_mover.index_before(before)
         old_start, old_index = partition.start_offset, log.start.index
@@ -78,7 +81,7 @@ class DeleteRecordsRoute:
         if not dry_run and new_start > old_start:
             await partition.start_mover.delete(index)
         elif not dry_run:
-            # Channels may have copies of records that the log has no more.
+            # Channels may have copies of records that were trimmed.
             await partition.start_mover.delete_copies(min(before, old_start))
         return Response.json(
             documents.DeletedRecords(

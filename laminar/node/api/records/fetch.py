@@ -1,8 +1,8 @@
 """Reads: batches and records of a partition, its bounds, and a replica's digest.
 
-Committed data never changes, so any replica may serve it; a replica cannot know whether it has all there is.
-`read=leader` asks a majority for that; `min_offset` is what the client has seen already, and a replica that
-has not reached it waits for it, or says so.
+Committed data never changes, so any replica may serve it; but a replica cannot know whether it has all of it.
+With `read=leader` the leader answers, after a majority has confirmed that it leads. `min_offset` is an offset
+that the client has seen already: a replica that has not reached it waits, or answers with a problem.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ ID = re.compile(r"[0-9a-f]{32}\Z", re.ASCII)
 
 
 def expected_bytes(query: Mapping[str, str]) -> int:
-    """Return how many bytes a fetch may be answered with, before its values are checked.
+    """Return the maximum size of a fetch's answer, to reserve room for it before its parameters are checked.
 
-    A fetch that waits counts as the default size at least: so a connection has a bounded number of
-    waiting fetches, each of which an append would wake.
+    A fetch that waits counts with at least the default size: this bounds the number of waiting fetches of a
+    connection, all of which an append would wake at once.
     """
     text = query.get("max_bytes", "")
     asked = int(text) if len(text) < 10 and text.isdecimal() else DEFAULT_BYTES
@@ -66,9 +66,9 @@ def expected_bytes(query: Mapping[str, str]) -> int:
 
 
 def _end_of(headers: Sequence[tuple[str, str]], bounds: Bounds, read: str) -> Sequence[tuple[str, str]]:
-    """Return the headers of another replica's answer; for `read=leader` with the end confirmed here.
+    """Return the headers of another replica's answer; for `read=leader` with the end offset confirmed here.
 
-    The other may lag: a reader up to the end that it names would miss what is committed after it.
+    The other replica may lag: a client that reads up to the end that it names would miss later records.
     """
     if read != "leader":
         return headers
@@ -94,7 +94,7 @@ class FetchRoutes:
     async def serve_or_pass(
         self, request: Request, topic: str, number: str, *, leader: bool
     ) -> Partition | Response:
-        """Return the partition if this shard may answer, else the answer of a shard that may."""
+        """Return the partition if this shard may serve it, else the answer of a shard that may."""
         try:
             record = self.topics.partition_record(topic, number)
         except Problem as missing:
@@ -129,7 +129,7 @@ class FetchRoutes:
     async def past_the_end(self, request: Request, served: Partition) -> Partition | Response:
         """Return the leader's answer to a read past the end of this replica, which may just lag behind.
 
-        If this shard leads, return the partition. A request that came from another shard is passed on once
+        If this shard leads, return the partition. A request that another shard forwarded is forwarded once
         more, to the leader, and then no further.
         """
         if served.leads:
@@ -144,7 +144,7 @@ class FetchRoutes:
         return here if here is not None and here.leads else await self.pass_on(request, where)
 
     async def _check_id(self, request: Request, partition: Partition) -> None:
-        """Refuse a request for a partition of another `id`: 410 if that was deleted, else 503."""
+        """Refuse a request with an `id` other than this partition's: 410 if that was deleted, else 503."""
         wanted = request.query.get("id")
         if wanted is None or wanted == partition.replica.group.hex():
             return
@@ -164,11 +164,14 @@ class FetchRoutes:
         )
 
     async def led(self, request: Request, topic: str, partition: str) -> Partition | Response:
-        """Return the partition if it is led here, else the leader's answer. For repeatable requests."""
+        """Return the partition if this shard leads it, else the leader's answer to the request.
+
+        Use it only for requests that may be repeated.
+        """
         return await self.serve_or_pass(request, topic, partition, leader=True)
 
     async def _from_leader(self, request: Request, topic: str, number: int) -> Partition | Response:
-        """Return the partition if it is led here, else the leader's answer."""
+        """Return the partition if this shard leads it, else the leader's answer to the request."""
 
         async def here(partition: Partition) -> Partition | Response:
             await self._check_id(request, partition)
@@ -202,17 +205,18 @@ class FetchRoutes:
         if read not in ("replica", "leader"):
             raise Problem("invalid", "read must be `replica` or `leader`", field="read", value=read)
         format_ = fetch_format(request)
+        check_fields(query.get("fields"), format_)
+        skip = skips(request)
         max_bytes = integer(request, "max_bytes", DEFAULT_BYTES, minimum=1, maximum=MAX_FETCH_BYTES)
         limit = integer(request, "limit", MAX_FETCH_RECORDS, minimum=1, maximum=MAX_FETCH_RECORDS)
         wait_s = integer(request, "wait_ms", 0, maximum=MAX_WAIT_MS) / 1000
         to = integer(request, "to", OFFSET_LIMIT, maximum=OFFSET_LIMIT)
-        check_fields(query.get("fields"), format_)
-        skip = skips(request)
+        seen = integer(request, "min_offset", 0, maximum=OFFSET_LIMIT)
         served = await self.serve_or_pass(request, topic, partition, leader=read == "leader")
         if isinstance(served, Response):
             return served
         deadline = asyncio.get_running_loop().time() + wait_s
-        bounds = await self._catch_up(request, served, read, deadline)
+        bounds = await self._catch_up(served, read, seen, deadline)
         offset = await self._offset(request, served, bounds)
         found = [] if query.get("offset") == str(offset) else [("Laminar-Offset", str(offset))]
         checked = await self._check_bounds(request, served, bounds, offset)
@@ -281,22 +285,21 @@ class FetchRoutes:
         return response
 
     async def elsewhere(self, request: Request, partition: Partition, offset: int | None) -> Response | None:
-        """Return another replica's answer to a read that meets damage here; None if there is none."""
+        """Return another replica's answer to a read of records that are damaged here; None without one."""
         own = self._services.view.partition_url(self._services.node, partition.topic, partition.number)
         others = [
             where for where in self._locator.replicas(partition.topic, partition.number) if where.url != own
         ]
         return await elsewhere(request, offset, others, self.pass_on)
 
-    async def _catch_up(self, request: Request, partition: Partition, read: str, deadline: float) -> Bounds:
-        """Wait until this replica has reached `min_offset`; return its bounds then.
+    async def _catch_up(self, partition: Partition, read: str, seen: int, deadline: float) -> Bounds:
+        """Wait until this replica has all before `seen`, the request's `min_offset`; return its bounds then.
 
         Raises:
             Problem: 503 `replica_lagging` if it does not get there in time.
         """
         reader = partition.reader
         bounds = await reader.confirmed_bounds() if read == "leader" else reader.bounds()
-        seen = integer(request, "min_offset", 0, maximum=OFFSET_LIMIT)
         if bounds.end >= seen:
             return bounds
         remaining = max(0.0, deadline - asyncio.get_running_loop().time())
@@ -349,7 +352,7 @@ class FetchRoutes:
     ) -> Response | Bounds:
         """Refuse an offset before the start (410) or past the end (416); return the bounds otherwise.
 
-        Only the leader knows the end: if that is another replica, return its answer.
+        Only the leader knows the end: for an offset past this replica's end, its answer is returned.
         """
         if offset > bounds.end:
             bounds = partition.reader.bounds()  # more may be committed since they were taken
@@ -406,9 +409,9 @@ class FetchRoutes:
         return Response(200, headers, fetched.body)
 
     def place(self, partition: Partition, bounds: Bounds, next_offset: int) -> list[tuple[str, str]]:
-        """Return the headers of every answer about data: which replica it came from, route and bounds.
+        """Return the headers of an answer with records: the replica that served it, route and bounds.
 
-        `Laminar-Sealed` says that nothing follows `next_offset`, in this partition.
+        `Laminar-Sealed` says that no record follows `next_offset` in this partition.
         """
         end = partition.final_end
         return [
@@ -464,7 +467,7 @@ class FetchRoutes:
                 digest = await served.log.digest(max(last, start_index))
                 break
             except EntriesTrimmed:
-                continue  # the start moved meanwhile: what is left has a digest of its own
+                continue  # the start moved meanwhile: the rest of the log has another digest
             except DamagedRange as damage:
                 node = self._services.node
                 raise problem_of(damage, served, node=node, offset=damage.first_offset) from damage

@@ -1,10 +1,9 @@
 """Identities of appends: read from a request's head, written into its batches, recognised on a retry.
 
-`Idempotency-Key` is for clients that can name a request; its batch gets the key's hash, and a hash of
-everything that the request says, which distinguishes another request under the same key from a retry.
-`Laminar-Producer`, `Laminar-Epoch` and `Laminar-Sequence` number batches as our client does. How a partition
-recognises them is in `laminar.node.partition.deduplication`; whether a request is passed on or repeated is
-decided in `append`.
+With `Idempotency-Key` a client names a request; its batch gets the hash of the key, and a hash of the
+request's content, which distinguishes another request with the same key from a retry. `Laminar-Producer`,
+`Laminar-Epoch` and `Laminar-Sequence` number batches as our client does. A partition recognises retries in
+`laminar.node.partition.deduplication`; `append` decides whether a request is forwarded or repeated.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ class BatchIdentity:
     epoch: int
     sequence: int
     key: str | None = None
-    # When the key was made, in ms since the Unix epoch, if the request says so.
+    # The time at which the client created the key, in ms since the Unix epoch, if the request names it.
     made_ms: int | None = None
 
 
@@ -76,9 +75,9 @@ def key_of(request: Request) -> str | None:
 
 
 def identity_of(request: Request, *, scope: str) -> BatchIdentity | None:
-    """Return the identity that the head of an append gives its batch; None without one.
+    """Return the identity of an append's batch, from the request's head; None without key and producer.
 
-    `scope` is the kind of target: the same body sent to another kind is another request.
+    `scope` is the kind of target (topic or partition): the same body sent to another kind is another request.
 
     Raises:
         Problem: 422 `invalid`.
@@ -124,7 +123,10 @@ def identity_of(request: Request, *, scope: str) -> BatchIdentity | None:
 
 
 def named(problem: Problem, given: BatchIdentity | None) -> Problem:
-    """Return the problem; one about a key gets the key as the client sent it, as partitions know its hash."""
+    """Return the problem; if it is about a key, its value is replaced by the key as the client sent it.
+
+    Partitions know only the hash of a key.
+    """
     if given is not None and problem.field == KEY:
         problem.value = given.key
     return problem
@@ -133,7 +135,7 @@ def named(problem: Problem, given: BatchIdentity | None) -> Problem:
 def identified(append: Append, given: BatchIdentity) -> list[memoryview]:
     """Return the batches of a request with its identity written into them.
 
-    With a key there may be several batches: each gets an id from the key and its place among them.
+    A request with a key may have several batches: each gets an id from the key and its position among them.
 
     Raises:
         Problem: 422 `invalid`.
@@ -194,7 +196,7 @@ def _key_id(key: str, place: int) -> bytes:
 
 
 def _content(request: Request, scope: str) -> int:
-    """Return 63 bits of a hash of everything that decides what is appended."""
+    """Return 63 bits of a hash of all parts of a request that determine the appended records."""
     headers = request.headers
     fields = [scope, headers.get("content-type", "")]
     for name, value in sorted(request.query.items()):

@@ -1,8 +1,9 @@
-"""How many new producers and idempotency keys a principal brings into a partition that is led here.
+"""Limit the new producers and idempotency keys of a principal in a partition.
 
 A partition remembers 10,000 of each, and refuses a new one rather than forget one of the last hour. So a
-principal that brings ever new ones would keep all others from appending with theirs. Its limit `producers` is
-how many it may bring in an hour. It is in this leader's memory alone: a new leader counts from the beginning.
+principal that uses ever new ones could prevent all others from appending with theirs. The limit `producers`
+is the most new ones that a principal may use in an hour. It is counted in the leader's memory only: a new
+leader counts from 0.
 """
 
 from __future__ import annotations
@@ -22,25 +23,25 @@ LONGEST_WAIT_MS: Final = 60_000
 
 
 class NewIds:
-    """The new ids of the principals that have such a limit."""
+    """Counts the new producers and keys of principals that have the limit `producers`."""
 
     def __init__(self, services: ShardServices) -> None:
         self._services = services
         self._rates: WeakKeyDictionary[Partition, dict[str, Rate]] = WeakKeyDictionary()
 
     def count_batch(self, partition: Partition, header: Header, principal: str) -> None:
-        """Count the producer or key of a batch, as `count` does."""
+        """Count the producer or key of a batch if it is new. Raises as `count`."""
         if header.producer_id != NO_PRODUCER:
             keyed = bool(header.flags & Flag.KEYED)
             self.count(partition, header.producer_id, principal, keyed=keyed)
 
     def count(self, partition: Partition, producer_id: bytes, principal: str, *, keyed: bool = False) -> None:
-        """Count a producer, or a key with `keyed`, if it is new here and its principal's are limited.
+        """Count a producer (with `keyed` a key), if it is new here and its principal has a limit.
 
-        The empty principal has no limits: it is that of a node that asks for none.
+        The principal is "" without access control, and has no limits then.
 
         Raises:
-            Problem: 429 `quota`, with the time until it may bring another one.
+            Problem: 429 `quota`, with the time after which the principal may use another new one.
         """
         limit = self._services.view.limit(principal, "producers") if principal else None
         if limit is None:
@@ -60,8 +61,8 @@ class NewIds:
                 "producers",
                 rate.used(now_ms) + 1,
                 limit,
-                detail=f"principal {principal!r} brings more new producers and idempotency keys into "
-                f"{partition.context.name} in an hour than it may",
+                detail=f"principal {principal!r} has used too many new producers and idempotency keys in "
+                f"{partition.context.name} within an hour",
                 retry_after_ms=min(int(wait_ms) + 1, LONGEST_WAIT_MS),
             )
         rate.take(1, now_ms)

@@ -1,7 +1,8 @@
 """Routes about one producer in one partition: its last sequence, and the start of its next epoch.
 
-The partition's leader answers; any other shard passes the request on. A producer's name, and which epoch is
-the next, is not known here: the request has an id and an epoch.
+The partition's leader answers; any other shard forwards the request. Names of producers, and their next
+epochs, are not known here (`laminar.node.api.transactions.producers`): a request has a producer id and an
+epoch.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class ProducerProgressRoutes:
     """The handlers that describe and fence a producer."""
 
     def __init__(self, services: ShardServices, fetch: FetchRoutes, new_ids: NewIds) -> None:
-        """Count producers that a fence brings in `new_ids`."""
+        """`new_ids` counts producers that are new to a partition when they are fenced."""
         self._fetch = fetch
         self._new_ids = new_ids
         self._head = AnswerHead(services, fetch.topics)

@@ -1,9 +1,9 @@
-"""One record by its offset: its value, raw, with everything else that it has in headers.
+"""The route of one record: its raw value as the body, its other fields as headers.
 
-A record larger than a batch is answered from its parts. Each is read, verified and written as fast as the
-peer takes it, so any size costs the memory of one part; `Range` asks for some of the value. An answer between
-shards is passed on whole, so there the value comes in pieces: the shard that the client asked fetches them
-one by one.
+The value of a large record (larger than a batch) is read from its parts. Each is read, verified and written
+as fast as the client takes it, so any size costs the memory of one part; `Range` selects some bytes of the
+value. Shards exchange only whole answers, so the shard that the client asked fetches a large value from
+another shard in pieces, one by one.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from laminar.node.partition.partition import Partition
 from laminar.node.partition.reads import expired
 from laminar.node.partition.state.staged_batches import LargeRecord, publish_record
 
-# Most bytes of a value in one write to the client; and most in one answer between shards.
+# The most bytes of a value in one write to the client, and in one answer between shards.
 PIECE_BYTES = 256 * 1024
 PASSED_BYTES = 1024 * 1024
 # Bounds of an answer's head, below the limits of common clients: Python's http.client takes 100 fields, and
@@ -42,14 +42,14 @@ HEAD_BYTES = 32 << 10
 HEAD_FIELDS = 80
 # How many large records' parts are cached.
 KNOWN_PARTS = 8
-# Header of an answer that was passed on in part: the range of bytes after it.
+# The header of an answer that another shard forwarded only in part: the range of bytes that follows.
 _REST = "laminar-rest"
 _RANGE = re.compile(r"bytes=([0-9]{0,16})-([0-9]{0,16})\Z", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The parts of a large record: log entries, and the byte of the value after each of them."""
+    """The parts of a large record: their log entries, and for each the position in the value after it."""
 
     indexes: Sequence[int]
     ends: Sequence[int]
@@ -85,7 +85,8 @@ class RecordValueRoutes:
         if wanted < served.start_offset:
             raise expired(served.context, wanted)
         if wanted >= served.end_offset and served.leads:
-            await served.reader.confirmed_end()  # a deposed leader that has not noticed would deny it
+            # a deposed leader that has not noticed would answer that the record does not exist
+            await served.reader.confirmed_end()
         if wanted >= served.end_offset:
             raise Problem(
                 "no_such_record",
@@ -163,7 +164,7 @@ class RecordValueRoutes:
         return parts
 
     def _whole(self, request: Request, passed: Response, topic: str, number: int) -> Response:
-        """Return another shard's answer; a large record's further pieces are fetched while it is sent."""
+        """Return another shard's answer; further pieces of a large record are fetched while it is sent."""
         rest = next((value for name, value in passed.headers if name == _REST), None)
         if rest is None:
             return passed
@@ -255,7 +256,7 @@ async def _chained(first: Buffer, rest: AsyncIterator[Buffer]) -> AsyncIterator[
 
 
 def _range(request: Request, size: int, *, etag: str) -> tuple[int, int] | None:
-    """Return the requested bytes as first and one after the last; None for all (RFC 9110, 14.2).
+    """Return the requested range of bytes (first, one after the last); None for all (RFC 9110, 14.2).
 
     Several ranges, and an invalid one, are answered with the whole value.
 
@@ -291,14 +292,15 @@ def _small(batch: Batch, offset: int, always: list[tuple[str, str]]) -> Response
 
 
 def _described(batch: Batch, offset: int) -> list[tuple[str, str]]:
-    """Return everything but the value of a record as headers, as far as clients take them.
+    """Return the fields of a record other than its value as headers, within the limits of HTTP clients.
 
-    `Laminar-Left-Out` names what did not fit; a fetch returns it.
+    The header `Laminar-Left-Out` names fields that did not fit; a fetch returns these.
     """
     record = next(batch.records(offset, offset + 1))
     headers = [
         ("Content-Type", "application/octet-stream"),
-        ("Content-Disposition", "attachment"),  # a browser keeps it as a file, and shows no page
+        # a browser then saves the value as a file, and does not show it as a page
+        ("Content-Disposition", "attachment"),
         ("Laminar-Timestamp", format_time(record.timestamp)),
     ]
     left_out: dict[str, None] = {}
@@ -328,7 +330,7 @@ def _described(batch: Batch, offset: int) -> list[tuple[str, str]]:
 
 
 def _visible(raw: bytes | bytearray | memoryview) -> str:
-    """Return bytes as a header may carry them: printable ASCII, the rest percent-encoded."""
+    """Return bytes as the value of a header: printable ASCII, the rest percent-encoded."""
     return "".join(
         chr(byte) if 0x20 < byte < 0x7F and byte != 0x25 else f"%{byte:02X}" for byte in bytes(raw)
     )

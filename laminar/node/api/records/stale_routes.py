@@ -1,10 +1,10 @@
-"""Refusal of records with keys whose partition was chosen by a route that is too old.
+"""Refuse records with keys if the client chose their partition by an old version of the topic's route.
 
-A producer that puts a key into a partition by its number says by which version of the topic's route it chose.
-A partition takes no keys that were chosen before it was opened: such a producer has computed a number that
-is another partition's by now, and no consumer would look for the key there. A request that says no version
-counts as one by route 0 of a topic that never had another. No key is hashed for that, and records without a
-key are not asked. Reference: `docs/routes.md#producers`, rule `version`.
+A producer that appends records with keys to a partition names the version of the topic's route by which it
+chose the partition. A partition takes no keys that were routed by a version older than the partition: a newer
+route may assign these keys to another partition, and no consumer would look for them here. A request without
+a version counts as routed by route 0. No key is hashed for this check, and records without a key are not
+checked. Reference: `docs/routes.md#producers`, rule `version`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _NUMBER = re.compile(r"[0-9]{1,16}\Z", re.ASCII)
 
 
 def route_said(headers: Mapping[str, str]) -> int:
-    """Return the version of the route that a request names; `NOT_SAID` if none.
+    """Return the version of the route that a request names; `NOT_SAID` if it names none.
 
     Raises:
         Problem: 422 `invalid`.
@@ -50,22 +50,26 @@ def route_said(headers: Mapping[str, str]) -> int:
 
 
 def has_keys(content: Records | Buffer) -> bool:
-    """Return whether any of these records, or of a verified batch's, has a key."""
+    """Return whether any of these records, or any record of a verified batch, has a key."""
     if isinstance(content, Records):
         return content.keys is not None and any(key is not None for key in content.keys)
     return Column.KEY in Batch(content, verified=True).columns
 
 
 class StaleRoutes:
-    """The refusals of one shard, which knows routes by its view and by the logs of its partitions."""
+    """Refuses records by stale routes, for one shard.
+
+    It knows routes by its view and its partitions' logs.
+    """
 
     def __init__(self, topics: TopicLookup) -> None:
         self._topics = topics
 
     def matter(self, partition: Partition) -> bool:
-        """Return whether a request for this partition may be refused: not while its topic has route 0.
+        """Return whether requests for this partition need the check: not while its topic has route 0.
 
-        Nor when the partition is sealed: it takes no records of any route, and says which one goes on.
+        A sealed partition needs none either: it takes no records at all, and its refusal names the next
+        route.
         """
         succession = partition.state.succession
         if not self._topics.version(partition.topic) and not succession.opened_in:
@@ -73,7 +77,9 @@ class StaleRoutes:
         return succession.sealed is None
 
     def check_append(self, partition: Partition, append: Append, said: int) -> None:
-        """Refuse an append whose version `said` is too old for its keys. Batches that are here pass.
+        """Refuse an append with keys whose route version `said` is too old.
+
+        Batches that are already in the log, which are recognised as retries, are not refused.
 
         Raises:
             Problem: 409 `stale_route`.
@@ -87,10 +93,10 @@ class StaleRoutes:
             self.check(partition, said)
 
     def check(self, partition: Partition, said: int) -> None:
-        """Refuse records with keys whose partition was chosen by the version `said` of the route.
+        """Refuse records with keys that were routed by version `said`, if that is older than the partition.
 
-        A view may be old. What it knows of the partition's opening stays true, and the partition's own log
-        has the opening in any case.
+        The check is right with an old view, too: the version that opened a partition never changes, and the
+        partition's own log has it in any case.
 
         Raises:
             Problem: 409 `stale_route`.

@@ -1,13 +1,13 @@
-"""Appends to a topic: this shard cuts the records by key and appends each part at its partition's leader.
+"""Appends to a topic: this shard splits the records by key, and appends each part at its partition's leader.
 
-The route of the topic may change meanwhile. A part that is refused as its partition is sealed, or not open
-yet, was certainly not appended: it waits for the next route in this node's view and is cut again, so a client
-that knows no routes sees none change. A part whose outcome is unknown stays unknown.
+The topic's route may change meanwhile. If a part is refused because its partition is sealed, or not open yet,
+it was certainly not appended: it waits for the next route in this node's view and is split again, so a client
+that knows nothing of routes does not notice the change. A part whose outcome is unknown stays unknown.
 
-A request with an idempotency key may have been sent before, by an older route. So each part of it is looked
-up in the sealed partitions that held its keys while keys are remembered, oldest first, and only the rest is
-appended (rule `lookup` of `docs/routes.md#producers`). The answer of a sealed partition never changes: so of
-two attempts that meet, both find the same rest.
+A request with an idempotency key may be a repetition, whose first attempt used an older route. So each part
+is first looked up in the sealed partitions that had its keys during the time for which keys are remembered,
+oldest first, and only the rest is appended (rule `lookup` of `docs/routes.md#producers`). The answer of a
+sealed partition never changes, so two attempts at the same time find the same rest.
 """
 
 from __future__ import annotations
@@ -64,22 +64,22 @@ from laminar.wire.delayed import parse_id
 from laminar.wire.key_route import LOGICAL_PARTITIONS, Route, logical_of_key
 from membership.records import KeyRange, TopicRecord
 
-# A sealed partition is asked for a key for so long after its seal: an hour more than it remembers keys, as
+# How long after its seal a sealed partition is asked for a key: an hour more than it remembers keys, because
 # the clocks of nodes differ.
 ASKED_MS = AGE_MS + 3_600_000
-# Most sealed partitions that are asked at the same time.
+# The most sealed partitions that are asked at the same time.
 ASKED_AT_ONCE = 64
-# Bytes of requests that wait for a route in one shard. Those whose clients are gone wait too, and count
-# nowhere else.
+# The most bytes of requests that wait for a route in one shard. Requests whose clients are gone wait, too,
+# and are limited nowhere else.
 MOST_WAITING_BYTES = 64 << 20
 _ROUTE_CHANGES = frozenset({"sealed", "changing"})
 
 
 class LookUpRequest(msgspec.Struct, frozen=True, array_like=True):
-    """To the leader of a sealed partition: what was appended with this idempotency key?
+    """The question to a sealed partition's leader which records it has of a request with an idempotency key.
 
-    `key_id` and `content` are the hashes of the key and of the request (`KeyEntry`), `made_ms` is when the
-    key was made, as the client says.
+    `key_id` and `content` are the hashes of the key and of the request (`KeyEntry`). `made_ms` is the time at
+    which the key was created, as reported by the client.
     """
 
     topic: str
@@ -90,9 +90,9 @@ class LookUpRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Found(msgspec.Struct, frozen=True, array_like=True):
-    """The answer: the first offset and the count of the records; no records: nothing was appended.
+    """The answer to `LookUpRequest`: the first offset and the number of records; 0 if none were appended.
 
-    `delayed` is the number of the first if they are delayed, and `due_ms` are their times (`Receipt`).
+    For delayed records `delayed` is the number of the first, and `due_ms` has their times (as in `Receipt`).
     """
 
     offset: int = 0
@@ -102,7 +102,7 @@ class Found(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _Part(NamedTuple):
-    """The records of a request that one partition gets, and their rows in its rest."""
+    """The records of a request for one partition, and their rows in the request's rest."""
 
     number: int
     rows: Sequence[int]
@@ -110,11 +110,11 @@ class _Part(NamedTuple):
 
 
 class _Whole:
-    """A request: the logical partitions of its records, and what became of them.
+    """The progress of a request: its records without a receipt, and the receipts of the others.
 
-    `rest` are the records without a receipt yet, and `places` their logical partitions; None is any.
-    `without` are sealed partitions that have nothing of it. `held_bytes` is what it counts for among the
-    requests that wait for a route.
+    `rest` are the records without a receipt yet, `places` their logical partitions; None for any. `without`
+    are the sealed partitions that are known to have no record of the request. `held_bytes` is its size in the
+    limit of requests that wait for a route.
     """
 
     def __init__(
@@ -127,9 +127,9 @@ class _Whole:
         principal: str = "",
         who: Who | None = None,
     ) -> None:
-        """`principal` asks: a key that is new counts for its limits, and parts that are passed on say so.
+        """`principal` is the client's: a new key counts for its limits, also in forwarded parts.
 
-        `who` is the same for the trace; None: the topic has none.
+        `who` is the requester for the trace; None if the topic has no trace.
         """
         assert append.records is not None, "parsed for a topic"
         self.topic = topic
@@ -153,7 +153,7 @@ class _Whole:
         self.source: object = None
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Let the rest be the records at these rows of it, in that order."""
+        """Reduce the rest to the records at these rows of it, in this order."""
         self.rest, self.places = self.rest.take(rows), [self.places[row] for row in rows]
 
     def times_in(self, places: range) -> list[int]:
@@ -162,7 +162,7 @@ class _Whole:
         return [time or 0 for time, place in zip(times, self.places, strict=True) if place in places]
 
     def split(self, route: Route, spread: int) -> list[_Part]:
-        """Return the rest by partition; what may be in any is in `spread`."""
+        """Split the rest by partition; records that may go to any partition go to `spread`."""
         places = set(self.places)
         if len(places) == 1:
             (place,) = places
@@ -180,7 +180,7 @@ class _Whole:
         return [_Part(number, chosen, self.rest.take(chosen)) for number, chosen in rows.items()]
 
     def fail(self, failures: Sequence[BaseException]) -> NoReturn:
-        """Raise the problem of these failures, and of what is durable all the same."""
+        """Raise the problem of these failures; it lists the parts that are durable all the same."""
         for failure in failures:
             if isinstance(failure, Problem):
                 named(failure, self.mark)
@@ -201,7 +201,7 @@ class TopicAppends:
         parse: Callable[[Request], Append],
         new_ids: NewIds | None = None,
     ) -> None:
-        """`parse` decodes a body; `new_ids` counts those of other routes, too."""
+        """`parse` decodes a body; `new_ids`, shared with the other append routes, counts new keys."""
         self._new_ids = new_ids or NewIds(services)
         self._services = services
         self._exchange = exchange
@@ -269,10 +269,10 @@ class TopicAppends:
     # -- routes that change --------------------------------------------------------------------
 
     async def _place(self, whole: _Whole) -> list[Receipt]:
-        """Append a request's records, by as many routes as come meanwhile; return the receipts.
+        """Append a request's records, split again whenever the route changes; return the receipts.
 
         Raises:
-            Problem: that of a part that failed; 503 `changing` when no route comes that takes all of them.
+            Problem: the problem of a part that failed; 503 `changing` if no route in time takes them all.
         """
         deadline = self._loop.time() + ROUTE_WAIT_S
         oldest = 0
@@ -310,7 +310,7 @@ class TopicAppends:
                 await self._pause(deadline)
 
     def _hold(self, whole: _Whole) -> None:
-        """Count the rest of a request among what waits here. Raises as `_place` if that is too much."""
+        """Count the rest of a request in the limit of waiting requests. Raises 503 if that is exceeded."""
         if whole.held_bytes:
             return
         size_bytes = whole.rest.size_bytes + 1
@@ -320,10 +320,10 @@ class TopicAppends:
         self._waiting_bytes += size_bytes
 
     async def _route_from(self, topic: str, oldest: int, deadline: float) -> Route:
-        """Return the topic's present route when it is of this version or later.
+        """Wait until the topic's route has at least version `oldest`, and return it.
 
         Raises:
-            Problem: 503 `changing` when none comes before the deadline (the loop's time).
+            Problem: 503 `changing` if that is not so before the deadline (the loop's time).
         """
         while True:
             route = self._topics.route(self._topics.record(topic))
@@ -335,7 +335,7 @@ class TopicAppends:
             await self._services.view_change(left_s)
 
     async def _pause(self, deadline: float) -> bool:
-        """Wait a little, or for the next view; return False, at once, after the deadline."""
+        """Wait a little, at most until the next view; return False at once if the deadline has passed."""
         left_s = deadline - self._loop.time()
         if left_s > 0:
             await self._services.view_change(min(left_s, LOOK_UP_PAUSE_S))
@@ -344,7 +344,7 @@ class TopicAppends:
     # -- what was appended before --------------------------------------------------------------
 
     async def _look_up(self, whole: _Whole) -> None:
-        """Take the receipts of what sealed partitions have of a request with an idempotency key.
+        """Look up a request with an idempotency key in sealed partitions, and add the receipts found there.
 
         Raises:
             Problem: 503 when one of them cannot be asked; 422 `idempotency_key_reused`; 409 `key_expired`.
@@ -375,7 +375,7 @@ class TopicAppends:
                     whole.keep([row for row, place in enumerate(whole.places) if place not in here])
 
     def _ended(self, record: TopicRecord, without: set[int]) -> list[KeyRange]:
-        """Return the ranges of sealed partitions that may remember a key, oldest first."""
+        """Return the key ranges of sealed partitions that may remember the request's key, oldest first."""
         if not record.changes:
             return []
         since_ms = self._services.clock.wall_ms() - ASKED_MS
@@ -388,7 +388,7 @@ class TopicAppends:
         )
 
     async def on_look_up(self, peer: Peer, payload: bytes) -> Found:
-        """Answer another shard what a sealed partition that is led here has of a request."""
+        """Answer another shard with the records of a request in a sealed partition that this shard leads."""
         asked = msgspec.msgpack.decode(payload, type=LookUpRequest)
         return await _found_here(self._leaders.led_here(asked.topic, asked.partition), asked)
 
@@ -397,8 +397,8 @@ class TopicAppends:
     async def _append_part(self, whole: _Whole, number: int, records: Records) -> Receipt:
         """Append one partition's part at the partition's leader.
 
-        With an idempotency key it is a batch with an identity, by which the leader recognises a second
-        attempt.
+        If the request has an idempotency key, the part is sent as a batch with an identity, by which the
+        leader recognises a second attempt.
         """
         mark = whole.mark
         part = records if mark is None else build_identified(records, mark)
@@ -483,10 +483,11 @@ async def pass_append_on(exchange: Exchange, where: ReplicaEndpoint, payload: by
 
 
 async def _found_here(partition: Partition, asked: LookUpRequest) -> Found:
-    """Return what a sealed partition has of a request.
+    """Return the records of a request that a sealed partition has.
 
-    Its log is final, but only a replica that knows the seal to be final has all of it: a deposed leader may
-    lack the request, and one that is not sealed, or loses its seal with the power, may still get it.
+    The log of a sealed partition is final, but only a replica that knows that the seal is final may answer: a
+    deposed leader may lack the request's records, and a partition whose seal is not final (not synced on a
+    majority yet) may still append them.
 
     Raises:
         Problem: 503 `changing` while the seal is not known to be final; 422 `idempotency_key_reused`; 409
@@ -505,7 +506,10 @@ async def _found_here(partition: Partition, asked: LookUpRequest) -> Found:
 
 
 def _cannot_ask(unknown: Sequence[Problem], last: Problem) -> Problem:
-    """Return the problem of a question that found no leader: it changes nothing, however it ended."""
+    """Return the problem of a look-up that found no leader.
+
+    A look-up changes nothing, whatever its outcome.
+    """
     if last.code in LEADER_MOVED or last.code == "outcome_unknown":
         return Problem("no_leader", last.detail, outcome="not_applied")
     return last
@@ -519,7 +523,7 @@ _LOOK_UP = RetryPolicy(
 def _sorted_out(
     answers: Sequence[Receipt | BaseException],
 ) -> tuple[list[tuple[int, Problem]], list[BaseException]]:
-    """Return the places of the parts that a changed route refused, with why; and the other failures."""
+    """Return the indices and problems of parts refused because the route changed; and other failures."""
     refused: list[tuple[int, Problem]] = []
     failed: list[BaseException] = []
     for place, answer in enumerate(answers):
@@ -535,7 +539,7 @@ def _version(sealed: Problem) -> int:
 
 
 def _has_any(ordered: Sequence[int], held: range) -> bool:
-    """Return whether any of these places, which rise, is in a range."""
+    """Return whether any of these logical partitions (in ascending order) is in a range."""
     found = bisect_left(ordered, held.start)
     return found < len(ordered) and ordered[found] < held.stop
 

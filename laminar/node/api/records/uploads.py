@@ -1,7 +1,8 @@
-"""Uploads of records larger than a request: the parts come one by one, then the record is appended at once.
+"""Uploads of records larger than a request: the client sends the parts one by one, then publishes the record.
 
-The client names the upload, and that name is its idempotency key: each step may be sent again, to any node.
-The leader of the partition carries it out (`laminar.node.transactions.uploads`); no coordinator is involved.
+The client chooses the name of the upload, which is its idempotency key: each step may be repeated, at any
+node. The partition's leader carries the steps out (`laminar.node.transactions.uploads`); no coordinator is
+involved.
 """
 
 from __future__ import annotations
@@ -82,7 +83,10 @@ class UploadRoutes:
         return await self._at_leader(request, topic, partition, here)
 
     async def publish(self, request: Request, topic: str, partition: str, upload: str) -> Response:
-        """Answer POST .../uploads/{upload}?parts=&size_bytes=&crc32c=; the body lacks only the value."""
+        """Answer POST .../uploads/{upload}?parts=&size_bytes=&crc32c=: append the record.
+
+        The body is the record, without its value.
+        """
         for name in ("parts", "size_bytes", "crc32c"):
             if name not in request.query:
                 raise Problem("invalid", f"the query parameter {name} is required", field=name)
@@ -128,7 +132,9 @@ class UploadRoutes:
         return await self._at_leader(request, topic, partition, here)
 
     def _stub(self, request: Request, size_bytes: int, checksum: int) -> bytes:
-        """Return the stub batch of the record. The request's body is like an append's, with an empty value.
+        """Return the stub batch that stands for the record in the log, made from the request's body.
+
+        The body is like that of an append with one record and an empty value.
 
         Raises:
             Problem: 4xx if the body is not one record with an empty value.

@@ -1,1 +1,1 @@
-"""The trace of records: its way from a shard's ring to the topic `_trace`, and the route that reads it."""
+"""The trace of records: the task that writes a shard's events to topic `_trace`, and the route to read it."""

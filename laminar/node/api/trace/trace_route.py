@@ -1,7 +1,7 @@
 """The route that reads the trace: a search of `_trace`, a step at a time.
 
-An event is shown to principals that may read its topic. Of a topic that is deleted, or was created again
-since, it is shown to admins of everything alone: the name says no more whose records these were.
+An event is shown to principals that may read its topic. If the topic was deleted since, or created again,
+only principals with role admin on all names see the event: the name no longer tells whose records these were.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _BY: Final = ("record", "trace_id", "key")
 
 
 class _Shown(msgspec.Struct):
-    """What is needed of a record of `_trace` as a search returns it."""
+    """The fields that are needed of a record of `_trace`, as a search returns it."""
 
     value: str = ""
 
@@ -40,7 +40,7 @@ _record = msgspec.json.Decoder(TraceRecord)
 
 
 class TraceRoute:
-    """The handler of the trace."""
+    """The handler of the route that reads the trace."""
 
     def __init__(self, services: ShardServices, topics: TopicLookup, search: SearchRoutes) -> None:
         self._services = services
@@ -82,7 +82,10 @@ class TraceRoute:
         )
 
     def _where(self, by: str, value: str, principal: Principal) -> Where:
-        """Return which records of `_trace` are meant. Raises 403, 404 or 422 `invalid`."""
+        """Return the conditions that select the requested records of `_trace`.
+
+        Raises 403, 404 or 422 `invalid`.
+        """
         if by == "trace_id":
             return Where(trace_id=parse_trace_id(value, field="trace_id"))
         if by == "key":
@@ -115,7 +118,7 @@ class TraceRoute:
 
 
 def _read(document: bytes) -> TraceRecord | None:
-    """Return the event in a record of `_trace`; None if it is none, as only nodes' programs write them."""
+    """Decode the event in a record of `_trace`; None if the record is not an event of a known form."""
     try:
         return _record.decode(_shown.decode(document).value)
     except msgspec.MsgspecError:
@@ -123,6 +126,6 @@ def _read(document: bytes) -> TraceRecord | None:
 
 
 def _document(event: TraceRecord) -> TraceEvent:
-    """Return an event as answers have it: what is empty is left out."""
+    """Return the JSON document of an event, without its empty fields."""
     found = {name: value for name, value in msgspec.structs.asdict(event).items() if value not in (None, "")}
     return TraceEvent(**{"node": "", **found})

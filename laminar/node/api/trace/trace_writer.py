@@ -1,12 +1,13 @@
-"""The way of events from the ring of a shard into the topic `_trace`.
+"""Write the events in a shard's ring to the topic `_trace`.
 
 Invariants:
 
-1. *No request waits for the trace.* What waits is appended each half second, in one append, by a task.
-2. *Each event is sent once.* What `_trace` does not take, for want of a leader, of room on the disk, or of
-   the topic itself, is dropped and counted (`laminar_trace_dropped_total`). So is what was sent with unknown
-   outcome: no event is there twice.
-3. *It gives way.* While the disk is nearly low nothing is sent, so the trace never takes room of records.
+1. *No request waits for the trace.* A task appends the waiting events each half second, in one append.
+2. *Each event is sent once.* Events that cannot be appended (no leader, no room on the disk, no topic
+   `_trace`) are dropped and counted (`laminar_trace_dropped_total`). So are events whose append has an
+   unknown outcome: so no event is in `_trace` twice.
+3. *It gives way.* While the disk is nearly low, nothing is written, so the trace never takes the room of
+   records.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _log = logging.getLogger("laminar.trace")
 
 TICK_S: Final = 0.5
 PAUSE_MS: Final = 5_000
-"""How long nothing is sent after the topic could not be made."""
+"""The pause after the topic could not be created."""
 PARTITIONS: Final = 8
 SETTINGS: Final[Mapping[str, int | str]] = {
     "flush": "interval",
@@ -49,7 +50,7 @@ AppendAll = Callable[[Append], Awaitable[None]]
 
 
 class TraceWriter:
-    """Writes what waits in a ring, each half second."""
+    """Writes the events that wait in a ring, each half second."""
 
     def __init__(
         self, services: ShardServices, ring: TraceRing, append: AppendAll, make_topic: MakeTopic
@@ -63,7 +64,10 @@ class TraceWriter:
         services.every(TICK_S, self._tick, to_the_end=True)
 
     def _tick(self) -> Work | None:
-        """Return the writing of what waits; None if nothing does. While an append is under way it waits."""
+        """Return a coroutine that writes the waiting events; None if there are none.
+
+        It is not called again before the coroutine has ended.
+        """
         return self._write() if len(self._ring) else None
 
     async def _write(self) -> None:
@@ -90,7 +94,7 @@ class TraceWriter:
         if TRACE_TOPIC not in services.view.topics():
             if services.clock.monotonic_ms() < self._not_before_ms:
                 raise Problem("being_created", "the topic is not there", outcome="not_applied")
-            # Set first: it ends with success, after which it does not matter.
+            # Set before the attempt: after a success it does not matter.
             self._not_before_ms = services.clock.monotonic_ms() + PAUSE_MS
             await self._make_topic(TRACE_TOPIC, partitions=PARTITIONS, settings=SETTINGS)
         await self._append(await services.off_loop(append_of, events, services.node))
@@ -103,7 +107,7 @@ class TraceWriter:
 
 
 def append_of(events: Sequence[tuple[Event, Known | None]], node: str) -> Append:
-    """Return the append of events that the shard of `node` has made. It takes a few µs for each."""
+    """Return an append with events of this shard of `node`. It takes a few µs for each event."""
     keys = [_key(event) for event, _ in events]
     has_traces = any(known is not None and known.trace_id is not None for _, known in events)
     has_keys = any(known is not None and known.key is not None for _, known in events)
@@ -122,14 +126,14 @@ def append_of(events: Sequence[tuple[Event, Known | None]], node: str) -> Append
 
 
 class _Texts:
-    """What events of an append have in common as text: to make it for each takes most of the time."""
+    """A cache of texts that events of an append have in common: to format them takes most of the time."""
 
     def __init__(self) -> None:
         self._times: dict[int, str] = {}
         self._groups: dict[bytes, str] = {}
 
     def time(self, at_ms: int) -> str:
-        """Return a time as in RFC 3339."""
+        """Return a time as RFC 3339 text."""
         found = self._times.get(at_ms)
         if found is None:
             found = self._times[at_ms] = format_time(at_ms)
@@ -183,7 +187,7 @@ def _record(event: Event, known: Known | None, node: str, texts: _Texts) -> Trac
 
 
 def _describe(record: TraceRecord, known: Known) -> None:
-    """Let an event have the trace id and the key of the record it is about."""
+    """Add the trace id and the key of an event's record to the event."""
     if known.trace_id is not None:
         record.trace_id = known.trace_id.hex()
     if known.parent_id is not None:

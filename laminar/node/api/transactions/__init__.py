@@ -1,1 +1,1 @@
-"""Routes of sinks and of producers' names, and the removal of stages that were never committed."""
+"""Routes of sinks and of producers' names, and the clean-up after transactions that were never committed."""

@@ -1,13 +1,14 @@
-"""The end of pins whose batch is not decided: once it can't be any more, their jobs have their time again.
+"""End pins whose batch can no longer be decided, so that the deliveries of the pinned jobs expire again.
 
-A batch pins the jobs that it acknowledges before it is decided (`laminar.node.partition.state.pins`). Mostly
-the decision follows at once. When it does not, as a job of another partition was late or a coordinator died,
-the leader asks the coordinator each `timeout_ms` of the channel, but at least each `ASK_S`. A batch is over
-if a newer epoch began, or if its number was decided without it.
+A batch of a sink pins (reserves) the jobs that it acknowledges before the batch is decided
+(`laminar.node.partition.state.pins`); a pinned job does not expire. Mostly the decision follows at once. If
+it does not, because a job of another partition had expired or a coordinator died, the leader asks the
+coordinator once in the channel's `timeout_ms`, but at least once in `ASK_S`. A batch is over if a newer epoch
+of the sink began, or if another batch with its number was decided.
 
-Stages of a driver that is gone may wait for its next one; jobs may not, as no other consumer is given them.
-So after `SILENT_S` without another try to commit the batch the coordinator begins a newer epoch, which ends
-it.
+Stages of a driver that is gone may wait for the next driver; jobs may not, because no other consumer gets
+them meanwhile. So after `SILENT_S` without another attempt to commit the batch, the coordinator begins a
+newer epoch, which ends the batch.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ from laminar.node.partition.state.staged_batches import BatchKey
 _log = logging.getLogger("laminar.transactions")
 
 PASS_S: Final = 1.0
-"""The pause between two passes: no channel has a shorter time."""
+"""The pause between two passes over the partitions; no channel has a shorter `timeout_ms`."""
 SILENT_S: Final = 300.0
-"""A driver that has not tried to commit its batch for this long is taken for gone."""
+"""A driver that has not tried to commit its batch for this long counts as gone."""
 ASK_S: Final = 30.0
-"""How often at least the coordinator is asked, however long the time of the channel is."""
+"""The longest time between two questions to the coordinator, however long the channel's `timeout_ms` is."""
 ASKED_AT_ONCE: Final = 64
-"""Most batches of one partition that are asked for at a time."""
+"""The most batches of one partition about which coordinators are asked at a time."""
 
 
 class Coordinators(Protocol):
@@ -43,13 +44,13 @@ class Coordinators(Protocol):
         """Return the sink; see `Coordinator.status`."""
 
     async def fence(self, sink: bytes, epoch: int, number: int, /) -> Sink:
-        """Rule out that a batch is decided; see `Coordinator.fence`."""
+        """Make it impossible that a batch is decided under an epoch; see `Coordinator.fence`."""
 
 
 class _Watched:
-    """A batch that has pinned jobs here: when that was first seen, and its coordinator was asked last.
+    """A batch that has pinned jobs here: when it was first seen, and when its coordinator was last asked.
 
-    `waits`: the coordinator has not answered yet.
+    `waits` says that the coordinator has not answered yet.
     """
 
     __slots__ = ("asked_s", "seen_s", "waits")
@@ -60,7 +61,7 @@ class _Watched:
 
 
 class AbandonedPins:
-    """The end of what abandoned batches have pinned in the partitions that are led in this process."""
+    """Ends the pins of abandoned batches in the partitions that this shard leads."""
 
     def __init__(self, services: ShardServices, deliveries: Deliveries, coordinators: Coordinators) -> None:
         self._services = services
@@ -80,11 +81,11 @@ class AbandonedPins:
             for group in self._watched.keys() - groups:
                 del self._watched[group]
             for partition in holding:
-                # Not waited for: an absent coordinator delays no other, in the next pass either.
+                # Not awaited, so that an absent coordinator delays neither other batches nor the next pass.
                 self._services.spawn(self.check(partition))
 
     async def check(self, partition: Partition) -> None:
-        """Ask about the batches of one partition whose time it is, and end those that are over."""
+        """Ask coordinators about one partition's batches that are due; end pins of those that are over."""
         if not partition.leads:
             return
         pins, now_s = partition.state.channels.pins, self._loop.time()
@@ -97,7 +98,7 @@ class AbandonedPins:
         for (batch, _), each in watched.items():
             if not each.waits and now_s - each.asked_s >= self._period_s(partition, batch):
                 due.append((batch, each))
-        # Those first that were not asked for longest: what stays pinned for long delays no other.
+        # Batches that have waited longest come first, so that batches that stay pinned delay no others.
         due.sort(key=lambda each: each[1].asked_s)
         free = max(0, ASKED_AT_ONCE - sum(each.waits for each in watched.values()))
         await asyncio.gather(*(self._ask(partition, *each) for each in due[:free]))
@@ -128,7 +129,7 @@ class AbandonedPins:
             if over:
                 await delivery.end_pins(batch, done=False)
         except Problem as problem:
-            # It is asked again.
+            # The coordinator is asked again in the next pass.
             _log.debug("%s/%d: pinned jobs wait longer: %s", partition.topic, partition.number, problem)
         finally:
             watched.waits = False

@@ -1,18 +1,18 @@
-"""Removal of stages that were never committed: once their batch can't be decided any more, or by their age.
+"""Remove stages that were never committed: once their batch can no longer be decided, or by their age.
 
-The leader of a partition checks it regularly. When a batch is an hour old, its coordinator is asked, as it
-may have decided the batch, or may still do so. The batch is over if a newer epoch began, or if its number was
-decided for another batch. A batch that is not over may belong to a long job, so it stays. But if it was not
-prepared within a day it is removed, as a driver that is gone for good reports nothing. A single-use sink
-never gets a newer epoch from its driver: so after `ONCE_MS` its coordinator begins one, which ends what it
-had prepared.
+The leader of a partition checks it regularly. When a batch is an hour old, its coordinator is asked, because
+it may have decided the batch, or may still do so. The batch is over if a newer epoch began, or if its number
+was decided for another batch. A batch that is not over may belong to a long job, so it is retained. But if it
+was not prepared within a day it is removed, because a driver that is gone for good reports nothing. A single-
+use sink never gets a newer epoch from its driver: so after `ONCE_MS` its coordinator begins one, which ends
+its prepared batch.
 
-No coordinator knows the parts of an upload: they are removed an hour after the last of them.
+No coordinator knows the parts of an upload: they are removed an hour after the last one arrived.
 
-A partition remembers which batch a sink has published, to recognise a repeated publish. For single-use sinks
-that would be an entry for each, for ever. So these entries are removed after `ONCE_MS`, or when there are
-many newer ones, if their coordinator has committed that nothing of the sink is under way. A publish that
-comes even later is refused, because its prepare is used up.
+A partition remembers which batch of a sink it has published, to recognise a repeated publish. Each single-use
+sink would add an entry for ever. So these entries are removed after `ONCE_MS`, or earlier if there are many
+newer ones, once their coordinator has committed that nothing of the sink is under way. A publish that comes
+even later is refused, because its prepare entry no longer counts.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ STAGE_AGE_MS = 3_600_000
 OPEN_AGE_MS = 24 * 3_600_000
 # The pause between two passes.
 JANITOR_S = 10.0
-# Most batches of one partition checked in one pass, drawn at random so that none is left out for ever.
+# The most batches of one partition checked in one pass, chosen at random so that none is left out for ever.
 ASKED_AT_ONCE = 64
-# How many single-use sinks' publications a partition keeps that are younger than ONCE_MS.
+# The most publications of single-use sinks younger than ONCE_MS that a partition remembers.
 KEPT_PUBLISHED = 10_000
-# Most single-use sinks checked in one pass, drawn at random.
+# The most single-use sinks checked in one pass, chosen at random.
 ASKED_PUBLISHED = 10_000
 
 
@@ -59,14 +59,14 @@ class Coordinators(Protocol):
         """End an epoch of the sink; see `Coordinator.end`."""
 
     async def over(self, sinks: Sequence[bytes], /) -> list[bytes]:
-        """Return the sinks with nothing under way; see `Coordinator.over`.
+        """Return those of the sinks that have no batch under way; see `Coordinator.over`.
 
         Sinks whose coordinators do not answer are left out.
         """
 
 
 class AbandonedStages:
-    """The removal of what abandoned transactions left in the partitions that are led in this process."""
+    """Removes stages and entries that abandoned transactions left in the partitions that this shard leads."""
 
     def __init__(self, services: ShardServices, coordinators: Coordinators) -> None:
         self._services = services
@@ -74,7 +74,7 @@ class AbandonedStages:
         self._with_stages = services.watched(
             lambda each: bool(each.state.stages) or each.state.stages.published_once > 0
         )
-        # Coordinators' answers since the last pass began: a batch that is over stays so.
+        # Coordinators' answers during this pass. They do not get old: a batch that is over stays over.
         self._statuses: dict[bytes, Sink | Problem] = {}
         services.spawn(self._clean_up())
 
@@ -89,7 +89,7 @@ class AbandonedStages:
                     await self.clean(partition)
 
     async def forget_published(self, partitions: Iterable[Partition]) -> None:
-        """Have these partitions forget the publications of single-use sinks that are old or too many."""
+        """Remove the entries about publications of single-use sinks that are old or too many."""
         before_ms = self._services.clock.wall_ms() - ONCE_MS
         old: dict[bytes, list[tuple[Partition, int]]] = {}
         for partition in partitions:
@@ -118,10 +118,10 @@ class AbandonedStages:
                 )
 
     async def clean(self, partition: Partition) -> None:
-        """Remove the abandoned stages of one partition that is led here, in one pass."""
+        """Check one partition that this shard leads, and remove its abandoned stages."""
         now_ms = self._services.clock.wall_ms()
         hour_ago_ms = now_ms - STAGE_AGE_MS
-        # On a nearly full disk nothing can be committed, and what is staged keeps retention from making room.
+        # On a nearly full disk nothing can be committed, and stages prevent retention from freeing space.
         begun_before_ms = hour_ago_ms if self._services.space.low else now_ms - OPEN_AGE_MS
         staging = Participant(partition)
         try:
@@ -159,7 +159,7 @@ class AbandonedStages:
             )
 
     async def _is_over(self, key: BatchKey, partition: Partition, prepared_for_ms: int) -> bool:
-        """Return whether a batch can no longer be published here, by what its coordinator has committed."""
+        """Return whether a batch can no longer be published here, by its coordinator's committed state."""
         sink, _, epoch = key
         known = self._statuses[sink]
         if isinstance(known, Problem):
@@ -174,7 +174,7 @@ class AbandonedStages:
 
 
 def is_over(known: Sink, key: BatchKey, group: bytes) -> bool:
-    """Return whether a batch can't be published in a group any more, by its sink as it is committed."""
+    """Return whether a batch can no longer be published in a group, by the committed state of its sink."""
     _, number, epoch = key
     if known.number < number:
         # The second case: a single-use sink that was forgotten, and that was begun again as a usual one.

@@ -1,4 +1,4 @@
-"""The jobs that a part of a commit acknowledges, as its tokens name them."""
+"""The acknowledgements of jobs in a commit: decode their tokens, and check that all nodes support them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from laminar.wire.channels import Named, parse_token
 
 
 async def check_pins(services: ShardServices) -> None:
-    """Refuse acknowledgements while a node's program is older than pins.
+    """Refuse acknowledgements in a commit while a node's program is too old to pin jobs.
 
-    That is asked before the commit begins. Leaders of older programs pass over the field: they would commit
-    the records and leave the jobs, which come again.
+    Call it before the commit begins: a leader with an older program ignores the field, and would commit the
+    records without acknowledging the jobs, which would be given out again.
 
     Raises:
         Problem: 503 `not_enabled`.
@@ -22,10 +22,10 @@ async def check_pins(services: ShardServices) -> None:
 
 
 def tokens_of(part: CommitPart, acks: CommitAcks, *, field: str) -> list[Named]:
-    """Return what the tokens name; `field` is the place of `acks` in the request.
+    """Return the jobs that the tokens name; `field` is the path of `acks` in the request.
 
     Raises:
-        Problem: 422 `invalid` when one is no token, or of another partition than the part's.
+        Problem: 422 `invalid` if a token is malformed, or is of another partition than the part.
     """
     found = []
     for place, text in enumerate(acks.tokens):

@@ -1,11 +1,12 @@
 """Producers' identities: an id and an epoch, for programs that number their appends themselves.
 
-A producer without a name gets a random id and epoch 0, and nothing is remembered. No id follows from others,
-as who knows one may append by it. A name belongs to one id: each program that takes the name gets the id with
-the next epoch, so partitions refuse the name's previous holder from the newer one's first batch on. Names are
-kept like sinks, by the coordinators (`laminar.node.partition.state.sinks`). They are not in the catalog, as
-programs begin often, and the catalog's log is never trimmed, is replayed at each start, and each change of it
-goes to all processes.
+A producer without a name gets a random id and epoch 0, and nothing is stored. Ids cannot be guessed from
+other ids, because a client that knows an id may append with it. A name has one id: each program that takes
+the name gets this id with the next epoch, so that partitions refuse the previous program with the name once
+the newer one has appended a batch. Names are stored like sinks, by the coordinators
+(`laminar.node.partition.state.sinks`). They are not stored in the catalog, because programs start often,
+while the catalog's log is never trimmed, is replayed at each start, and each change of it is sent to all
+processes.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from laminar.node.api.transactions.sinks import SinkRoutes
 
 
 class ProducerRoutes:
-    """The handler that begins producers."""
+    """The handler of the route that gives producers their ids and epochs."""
 
     def __init__(self, services: ShardServices, sinks: SinkRoutes) -> None:
         self._services = services

@@ -54,13 +54,13 @@ from laminar.wire.key_route import Route, logical_of_key
 
 COORDINATORS = 8
 CHECK_S = 0.5
-# Most partitions that are asked at the same time to forget a sink.
+# The most partitions that are asked at the same time to forget a sink.
 FORGOTTEN_AT_ONCE = 64
 _PLACES = [(TOPIC, number) for number in range(COORDINATORS)]
 
 
 class StageRequest(msgspec.Struct, frozen=True, array_like=True):
-    """To the leader of a partition: store this batch of records as a stage."""
+    """Request to a partition's leader to store a batch of records as a stage."""
 
     topic: str
     partition: int
@@ -74,7 +74,10 @@ class StageRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PrepareRequest(msgspec.Struct, frozen=True, array_like=True):
-    """To the leader of a partition: prepare these stages, or count the prepared; answers `Prepared`."""
+    """Request to a partition's leader to prepare stages, or to count the prepared ones.
+
+    The answer is a `Prepared`.
+    """
 
     topic: str
     partition: int
@@ -83,12 +86,12 @@ class PrepareRequest(msgspec.Struct, frozen=True, array_like=True):
     epoch: int
     stages: list[int]
     prepared: int = 0
-    # What the batch acknowledges there, which is pinned. Without stages it is all.
+    # The jobs that the batch acknowledges there, to be pinned. Without stages they are the whole part.
     acks: list[PartAcks] = []
 
 
 class PublishRequest(msgspec.Struct, frozen=True, array_like=True):
-    """To the leader of a partition: publish a prepared batch, if the partition is still that of `group`."""
+    """Request to a partition's leader to publish a prepared batch, if the partition's id is still `group`."""
 
     topic: str
     partition: int
@@ -103,7 +106,7 @@ class PublishRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ForgetRequest(msgspec.Struct, frozen=True, array_like=True):
-    """To the leader of a partition: forget a deleted sink's epochs up to this one."""
+    """Request to a partition's leader to forget a deleted sink's epochs up to this one."""
 
     topic: str
     partition: int
@@ -113,7 +116,7 @@ class ForgetRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ListRequest(msgspec.Struct, frozen=True, array_like=True):
-    """To a coordinator: list the first `limit` sinks by name after `after` that begin with `prefix`."""
+    """Request to a coordinator to list its first `limit` sinks after `after`, with names like `prefix*`."""
 
     topic: str
     partition: int
@@ -123,7 +126,7 @@ class ListRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class OverRequest(msgspec.Struct, frozen=True, array_like=True):
-    """To a coordinator: ask which of these sinks have nothing under way."""
+    """Request to a coordinator for those of these sinks that have no batch under way."""
 
     topic: str
     partition: int
@@ -131,12 +134,12 @@ class OverRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SinkRequest(msgspec.Struct, frozen=True, array_like=True):
-    """To a coordinator: carry out an `operation` on a sink.
+    """Request to a coordinator to carry out an `operation` on a sink.
 
-    `begin`: begin an epoch. `status`: return the sink. `end`: end an epoch. `commit`: commit `parts` as batch
-    `number`. `fence`: rule out that batch `number` is decided under `epoch`. `name`: take a producer's name,
-    with the id `producer` if the name is new. `delete`: begin to delete the sink. `deleted`: all partitions
-    have forgotten it.
+    The operations are: `begin` an epoch; return the sink's `status`; `end` an epoch; `commit` `parts` as
+    batch `number`; `fence` (make it impossible that batch `number` is decided under `epoch`); `name` (give
+    the next epoch of a producer's name, with the id `producer` if the name is new); `delete` (begin to delete
+    the sink); `deleted` (finish that, after all partitions have forgotten the sink).
     """
 
     topic: str
@@ -154,12 +157,13 @@ class SinkRequest(msgspec.Struct, frozen=True, array_like=True):
     once: bool = False
     # For `commit`: the driver's digest of the batch, which distinguishes it from others of this number.
     fingerprint: str = ""
-    # For `begin` and `name`: who asks, the maker of what is new; empty: no one.
+    # For `begin` and `name`: the principal that counts as creator of a new sink or name; empty if there is
+    # none.
     principal: str = ""
 
 
 class SinkAnswer(msgspec.Struct, frozen=True, array_like=True):
-    """A coordinator's answer: the sink, and whether this request made the commit."""
+    """A coordinator's answer: the sink's state, and whether this very request committed the batch."""
 
     sink: Sink
     applied: bool = False
@@ -171,7 +175,7 @@ AnyRequest = (
 
 
 class SinkRoutes:
-    """The handlers of the routes, and of other shards' requests."""
+    """The handlers of the routes of sinks, and of other shards' requests about sinks."""
 
     def __init__(
         self,
@@ -206,7 +210,7 @@ class SinkRoutes:
     async def begin(self, request: Request, sink: str) -> Response:
         """Answer POST /v1/sinks/{sink}: begin the next epoch, or with `epoch` exactly that one.
 
-        With `once` the sink is a single-use one, for one batch.
+        With `once` the sink is a single-use sink, for one batch.
         """
         epoch = integer(request, "epoch", 0, minimum=1, maximum=MAX_EPOCH)
         once = _once(request)
@@ -246,7 +250,7 @@ class SinkRoutes:
         return Response.json(_described(sink, answer.sink))
 
     async def sinks(self, request: Request) -> Response:
-        """Answer GET /v1/sinks?prefix=&limit=&after=: those that the principal may write."""
+        """Answer GET /v1/sinks?prefix=&limit=&after=: a page of the sinks that the principal may write."""
         prefix, after = request.query.get("prefix", ""), request.query.get("after", "")
         limit = integer(request, "limit", 100, minimum=1, maximum=MAX_PAGE)
         principal = principal_of(request)
@@ -271,7 +275,7 @@ class SinkRoutes:
         return Response.json(answer, headers=headers)
 
     async def delete(self, request: Request, sink: str) -> Response:
-        """Answer DELETE /v1/sinks/{sink}: end its decisions, then have every partition forget it."""
+        """Answer DELETE /v1/sinks/{sink}: end its epochs, then remove its entries from all partitions."""
         named = key_of(request) or self._services.rng.randbytes(16).hex()
         await self._refresh_for({TOPIC})
         if TOPIC not in self._services.view.topics():
@@ -283,7 +287,7 @@ class SinkRoutes:
         return Response(204)
 
     async def _forget(self, sink: bytes, epoch: int) -> None:
-        """Have every partition of the view forget a sink; partitions made later never knew it."""
+        """Ask all partitions in the view to forget a sink. Partitions created later never knew it."""
         await self._services.refresh_view()
         rest = [
             ForgetRequest(record.topic, record.number, sink, epoch, record.group)
@@ -360,8 +364,7 @@ class SinkRoutes:
         known = Sink("")
         if TOPIC in self._services.view.topics():
             known = await self.status(id_of(sink))
-        # Prepared stages stay until a newer epoch begins: under an epoch that never began, they would for
-        # ever.
+        # Prepared stages are retained until a newer epoch begins: under an epoch that never began, for ever.
         refuse_epoch(known, body.epoch)
         await self._prepare_for_driver(
             PrepareRequest(body.topic, body.partition, id_of(sink), int(number), body.epoch, body.stages)
@@ -406,7 +409,7 @@ class SinkRoutes:
             if bool(part.stages) + bool(part.prepared) != 1 and not (part.acks and not part.stages):
                 raise Problem(
                     "invalid",
-                    "a part must name its stages, or say how many are prepared, or have only `acks`",
+                    "a part must have `stages`, or `prepared` (their number), or only `acks`",
                     field=f"parts.{place}.stages",
                     value=len(part.stages),
                 )
@@ -426,7 +429,7 @@ class SinkRoutes:
         )
 
     async def _parts(self, parts: Sequence[documents.CommitPart]) -> list[Part]:
-        """Return the parts of a commit as its coordinator takes them. Raises `Problem`: 422, 503."""
+        """Convert the parts of a commit to the form of its coordinator. Raises `Problem`: 422, 503."""
         named: dict[tuple[int, int], list[Named]] = {}
         total = 0
         for place, part in enumerate(parts):
@@ -436,7 +439,7 @@ class SinkRoutes:
         if total > MAX_ACKS:
             raise Problem(
                 "invalid",
-                "a batch acknowledges fewer jobs",
+                f"a batch can acknowledge at most {MAX_ACKS:,} jobs",
                 field="parts.acks",
                 value=total,
                 limit=MAX_ACKS,
@@ -461,9 +464,10 @@ class SinkRoutes:
         ]
 
     def _channel_id(self, topic: str, name: str) -> int:
-        """Return the id of a channel in this view; 0: it has none. Whether that matters its partition says.
+        """Return the id of a channel in this view; 0 if the view has no such channel.
 
-        The channel of a batch that is repeated may be deleted, and the batch committed.
+        The partition decides whether 0 is an error: a batch that is repeated may be committed already, and
+        its channel deleted since.
         """
         found = (self._topics.record(topic).channels or {}).get(name)
         return 0 if found is None else found.id
@@ -471,7 +475,7 @@ class SinkRoutes:
     async def take_name(self, name: str, producer: bytes, request: str, *, principal: str) -> Sink:
         """Raise the epoch of a producer's name at its coordinator; `producer` is the id of a new name.
 
-        A new one counts for the limits of the `principal`; empty: of no one.
+        A new name counts for the limits of `principal`; for none if that is empty.
         """
         await self._made()
         answer = await self._ask_coordinator(
@@ -482,11 +486,11 @@ class SinkRoutes:
     # -- what `AbandonedStages` asks ---------------------------------------------------------
 
     async def status(self, sink: bytes) -> Sink:
-        """Return the sink's state as its coordinator has committed it."""
+        """Return the sink's committed state from its coordinator."""
         return (await self._ask_coordinator("status", sink)).sink
 
     async def over(self, sinks: Sequence[bytes]) -> list[bytes]:
-        """Return the sinks with nothing under way, as their coordinators have committed it.
+        """Return those of the sinks that have no batch under way, by their coordinators' committed state.
 
         Sinks whose coordinators do not answer are left out.
         """
@@ -513,13 +517,13 @@ class SinkRoutes:
         return (await self._ask_coordinator("end", sink, epoch=epoch)).sink
 
     async def fence(self, sink: bytes, epoch: int, number: int) -> Sink:
-        """Rule out that batch `number` is decided under `epoch`; return the sink."""
+        """Make it impossible that batch `number` is decided under `epoch`; return the sink."""
         return (await self._ask_coordinator("fence", sink, epoch=epoch, number=number)).sink
 
     # -- finding leaders -------------------------------------------------------------------
 
     async def _refresh_for(self, topics: set[str], partitions: Sequence[tuple[str, str]] = ()) -> None:
-        """Refresh the view if it lacks one of the topics, or of their partitions: it may be new."""
+        """Refresh the view if it lacks one of the topics or partitions, which may be new."""
         known = topics <= self._services.view.topics().keys()
         if not known or not all(self._topics.knows(*each) for each in partitions):
             await self._services.refresh_view()
@@ -536,7 +540,7 @@ class SinkRoutes:
         return answer
 
     async def _at_leader(self, request: AnyRequest, kind: type[Any]) -> Any:
-        """Return what the leader of the request's partition answers."""
+        """Send a request to its partition's leader, and return the answer."""
         return await self._leaders.ask(
             "sinks",
             request,
@@ -548,7 +552,7 @@ class SinkRoutes:
         )
 
     async def on_sinks(self, peer: Peer, payload: bytes) -> Any:
-        """Carry out a request of another shard, on a partition that is led here."""
+        """Carry out a request of another shard, on a partition that this shard leads."""
         name, raw = msgspec.msgpack.decode(payload, type=tuple[str, msgspec.Raw])
         request: AnyRequest = msgspec.msgpack.decode(raw, type=_KINDS[name])
         return await self._do(self._leaders.led_here(request.topic, request.partition), request)
@@ -563,8 +567,7 @@ class SinkRoutes:
         if isinstance(request, OverRequest):
             return await self._coordinator(partition).over(request.sinks)
         if isinstance(request, ForgetRequest):
-            # Confirmed first: a deposed leader that has not noticed may not know of all that is to be
-            # forgotten.
+            # Confirmed first: a deposed leader that has not noticed may not know all stages of the sink.
             await partition.reader.confirmed_end()
             await Participant(partition).forget(request.sink, request.epoch)
             for key in [each for each in partition.state.channels.pins if each[0] == request.sink]:
@@ -594,14 +597,14 @@ class SinkRoutes:
         if request.pin_index:
             delivery = self._deliveries.of(partition)
             steps.append(delivery.end_pins(batch.key, done=True, index=request.pin_index))
-        # Jobs of a decided batch are done, also where its records are lost.
+        # The jobs of a decided batch are acknowledged, even if its records are lost.
         for done in await asyncio.gather(*steps, return_exceptions=True):
             if isinstance(done, BaseException):
                 raise done
         return None
 
     async def _prepare(self, partition: Partition, batch: Batch, request: PrepareRequest) -> Prepared:
-        """Prepare the stages of a part, if it has some, and pin what it acknowledges."""
+        """Prepare the stages of a part, if it has any, and pin the jobs that it acknowledges."""
         group, staging = partition.replica.group, Participant(partition)
         if request.acks:
             await self._end_older(partition, batch, request.acks)
@@ -612,7 +615,8 @@ class SinkRoutes:
             if request.prepared
             else staging.prepare(batch, request.stages)
         )
-        # Before any await: meanwhile the batch may be published, and its prepare used up.
+        # Read before any await, during which the batch may be published, so that its prepare no longer
+        # counts.
         index = staging.prepare_index_of(batch)
         if not request.acks:
             await preparing
@@ -622,7 +626,7 @@ class SinkRoutes:
         return Prepared(group, index, pin_index)
 
     async def _end_older(self, partition: Partition, batch: Batch, acks: Sequence[PartAcks]) -> None:
-        """End what the sink's earlier batches have pinned of these jobs, of those that can't be decided.
+        """End the pins on these jobs of the sink's earlier batches that can no longer be decided.
 
         So a driver that tries again under a new epoch need not wait for `AbandonedPins`.
         """
@@ -693,7 +697,7 @@ class SinkRoutes:
     # -- what a coordinator asks -------------------------------------------------------------
 
     async def prepare(self, sink: bytes, number: int, epoch: int, part: Part) -> Prepared:
-        """Have a partition prepare its part of a batch, at its leader. Raises `Problem`."""
+        """Ask a partition's leader to prepare its part of a batch. Raises `Problem`."""
         request = PrepareRequest(
             part.topic, part.partition, sink, number, epoch, part.stages, part.prepared, part.acks
         )
@@ -701,7 +705,7 @@ class SinkRoutes:
         return prepared
 
     async def publish(self, sink: bytes, number: int, epoch: int, target: Target) -> None:
-        """Have a partition publish its prepared part of a batch, at its leader. Raises `Problem`."""
+        """Ask a partition's leader to publish its prepared part of a batch. Raises `Problem`."""
         if await self._is_gone(target):
             return
         request = PublishRequest(
@@ -712,7 +716,7 @@ class SinkRoutes:
         await self._at_leader(request, type(None))
 
     async def _is_gone(self, target: Target) -> bool:
-        """Return whether the partition was deleted; if the view lacks it, ask a refreshed one."""
+        """Return whether the partition was deleted; refresh the view first if that lacks it."""
         if self._has(target):
             return False
         await self._services.refresh_view()
@@ -725,7 +729,7 @@ class SinkRoutes:
     # -- in the background ---------------------------------------------------------------------
 
     def _go_on(self) -> None:
-        """Publish what the earlier leaders of coordinators led here have decided and not published."""
+        """Publish batches that earlier leaders of coordinators led here have decided, but not published."""
         for place in _PLACES:
             partition = self._services.partitions.get(place)
             if partition is not None and partition.leads and partition.state.sinks.undone():
@@ -747,10 +751,10 @@ _KINDS: dict[str, type[AnyRequest]] = {
 
 
 def _joined(frames: Sequence[memoryview]) -> bytearray:
-    """Return the batches of a body as one.
+    """Return the batches of a body, merged to one.
 
     Raises:
-        Problem: 4xx for several batches of which one carries a producer id.
+        Problem: 4xx if there are several batches and one of them has a producer id.
     """
     if len(frames) == 1:
         return bytearray(frames[0])

@@ -45,20 +45,20 @@ class KeyEntry(msgspec.Struct, frozen=True, array_like=True):
 class IdempotencyKeys:
     """The table of idempotency keys of one partition, bounded by count and by age in the log."""
 
-    __slots__ = ("_keys", "_undo")
+    __slots__ = ("_undo", "by_key")
 
     def __init__(self) -> None:
-        # In the order of the log.
-        self._keys: dict[bytes, KeyEntry] = {}
+        self.by_key: dict[bytes, KeyEntry] = {}
+        """The batches by the hash of their key, in the order of the log; only this class changes it."""
         # (index, key, its entry before) of entries that may be truncated.
         self._undo: deque[tuple[int, bytes, KeyEntry | None]] = deque()
 
     def __len__(self) -> int:
-        return len(self._keys)
+        return len(self.by_key)
 
     def get(self, key_id: bytes) -> KeyEntry | None:
         """Return the batch that was appended with this key, if it is remembered."""
-        return self._keys.get(key_id)
+        return self.by_key.get(key_id)
 
     def full_for_ms(self, now_ms: int) -> int:
         """Return for how long (ms) new keys must be refused, so that none younger than `KEPT_MS` is evicted.
@@ -67,34 +67,31 @@ class IdempotencyKeys:
         of new keys delays only itself, and earlier keys are still recognised. The table itself does not
         refuse; it takes every key that is in the log.
         """
-        if len(self._keys) < MAX_KEYS:
+        if len(self.by_key) < MAX_KEYS:
             return 0
-        oldest = next(iter(self._keys.values()))
+        oldest = next(iter(self.by_key.values()))
         return max(0, oldest.time_ms + KEPT_MS - now_ms)
 
     def complete_from_ms(self, now_ms: int) -> int:
-        """Return the time (ms) since which every appended key is here; older ones may be forgotten."""
-        if len(self._keys) < MAX_KEYS:
+        """Return the append time (ms) since which all keys are in the table; older ones may be forgotten."""
+        if len(self.by_key) < MAX_KEYS:
             return now_ms - AGE_MS
-        return next(iter(self._keys.values())).time_ms
+        return next(iter(self.by_key.values())).time_ms
 
-    def appended(self, header: Header, *, delayed: tuple[int, int] | None = None) -> bool:
+    def appended(self, header: Header, *, delayed: tuple[int, int] | None = None) -> None:
         """Apply a batch of records, with a key or without, that is now the log's last entry.
 
-        Return whether that may have changed the table: each batch ends the time of old keys.
-
-        `delayed` are the number of the first record and their count, if they are delayed.
+        A batch without a key may change the table, too, because old keys expire by its append time; it does
+        nothing to an empty table. `delayed` are the number of the first record and the count of records, if
+        they are delayed.
         """
         keyed = bool(header.flags & Flag.KEYED)
-        if not keyed and not self._keys:
-            return False
-        if self._keys:
-            self._expire(header.index, header.append_time_ms, at_most=MAX_KEYS - keyed)
+        self._expire(header.index, header.append_time_ms, at_most=MAX_KEYS - keyed)
         if not keyed:
-            return True
-        self._undo.append((header.index, header.producer_id, self._keys.pop(header.producer_id, None)))
+            return
+        self._undo.append((header.index, header.producer_id, self.by_key.pop(header.producer_id, None)))
         number, count = delayed or (None, header.count)
-        self._keys[header.producer_id] = KeyEntry(
+        self.by_key[header.producer_id] = KeyEntry(
             key_id=header.producer_id,
             content=header.sequence,
             index=header.index,
@@ -103,15 +100,14 @@ class IdempotencyKeys:
             time_ms=header.append_time_ms,
             delayed=number,
         )
-        return True
 
     def _expire(self, index: int, now_ms: int, *, at_most: int) -> None:
-        while self._keys:
-            oldest = next(iter(self._keys.values()))
-            if len(self._keys) <= at_most and oldest.time_ms + AGE_MS >= now_ms:
+        while self.by_key:
+            oldest = next(iter(self.by_key.values()))
+            if len(self.by_key) <= at_most and oldest.time_ms + AGE_MS >= now_ms:
                 return
             self._undo.append((index, oldest.key_id, oldest))
-            del self._keys[oldest.key_id]
+            del self.by_key[oldest.key_id]
 
     def truncated(self, index: int) -> None:
         """Roll back entry `index` and all after it, which were truncated."""
@@ -120,12 +116,12 @@ class IdempotencyKeys:
             _, key_id, before = self._undo.pop()
             touched = True
             if before is None:
-                self._keys.pop(key_id, None)
+                self.by_key.pop(key_id, None)
             else:
-                self._keys[key_id] = before
+                self.by_key[key_id] = before
         if touched:
             # Entries restored by the rollback were put at the end; sort them back into the log's order.
-            self._keys = dict(sorted(self._keys.items(), key=lambda item: item[1].index))
+            self.by_key = dict(sorted(self.by_key.items(), key=lambda item: item[1].index))
 
     def committed(self, index: int) -> None:
         """Forget how to roll back entries up to `index`: they are committed."""
@@ -135,12 +131,12 @@ class IdempotencyKeys:
 
     def stored(self) -> list[KeyEntry]:
         """Return the whole table as of the log's end, oldest first."""
-        return list(self._keys.values())
+        return list(self.by_key.values())
 
     def stored_at(self, index: int) -> list[KeyEntry]:
         """Return the table as of entry `index`, which is the last committed one or a later one."""
         copy = IdempotencyKeys()
-        copy._keys = dict(self._keys)
+        copy.by_key = dict(self.by_key)
         copy._undo = deque(self._undo)
         copy.truncated(index + 1)
         return copy.stored()
@@ -148,4 +144,4 @@ class IdempotencyKeys:
     def restore(self, entries: Iterable[KeyEntry]) -> None:
         """Replace the table by a stored one; no change before this can be rolled back."""
         self._undo.clear()
-        self._keys = {entry.key_id: entry for entry in entries}
+        self.by_key = {entry.key_id: entry for entry in entries}

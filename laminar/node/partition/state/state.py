@@ -124,10 +124,12 @@ class PartitionState:
             self._configurations.append((header.index, configuration))
 
     def _note_producer(self, header: Header, delayed: tuple[int, int] | None) -> None:
-        if header.producer_id != NO_PRODUCER and not header.flags & Flag.KEYED:
+        keyed = bool(header.flags & Flag.KEYED)
+        if header.producer_id != NO_PRODUCER and not keyed:
             self.producers.appended(header, delayed=delayed)
             self._note_change(self.producers, header)
-        if self.keys.appended(header, delayed=delayed):
+        if keyed or self.keys.by_key:
+            self.keys.appended(header, delayed=delayed)
             self._note_change(self.keys, header)
 
     def _note_change(self, table: _Table, header: Header) -> None:
