@@ -41,7 +41,10 @@ _MAX_NAME_BYTES = 220
 
 
 class Storage:
-    """The storage of one shard, or of a folder of logs. Made by `open`; the loop's thread only."""
+    """The storage of one shard, or of a folder of logs: its logs, and the journal that they share.
+
+    It is made by `open`. The loop's thread only.
+    """
 
     def __init__(
         self,
@@ -134,14 +137,14 @@ class Storage:
         readers: Executor | None = None,
         forget: bool = False,
     ) -> Storage:
-        """Lock and recover a store directory (a new one is made if missing). Blocks; needs no loop.
+        """Lock and recover a store directory (made if missing); return its storage. Blocks; needs no loop.
 
-        `rng` draws log ids and the random parts of generations: leave it out in production. `workers`
-        makes the executor of a thread, by its name. `readers` replaces the pool of reader threads.
-        `forget` as in `recover_store`.
+        `rng`, `workers` and `readers` are for tests and the simulator: `rng` draws log ids and the random
+        parts of generations, `workers` makes the executor of each thread from its name, and `readers`
+        replaces the pool of reader threads. `forget` is explained at `recover_store`.
 
         Raises:
-            StorageError: It cannot be recovered.
+            StorageError: The store directory cannot be recovered.
         """
         settings = settings or StorageSettings()
         rng = rng or random.SystemRandom()
@@ -154,9 +157,9 @@ class Storage:
     # Logs
 
     def create_log(self, name: str, log_id: int | None = None, *, policy: FlushPolicy = COMMIT) -> Log:
-        """Make an empty log, durable with the next `sync`.
+        """Make an empty log, which is durable when a later `sync` is done; return it.
 
-        It has no files before its first entry.
+        The log has no files before its first entry. Without `log_id` it gets a random id.
         """
         assert name and "/" not in name and len(name.encode()) <= _MAX_NAME_BYTES, f"a log named {name!r}"
         if log_id is None:
@@ -188,7 +191,7 @@ class Storage:
         await self.sync()
 
     def sync_log(self, log: Log) -> asyncio.Future[None]:
-        """Return a future like that of `sync`, which fails with the log's failure if it has one."""
+        """Return a future as `sync` does; if the log has failed, the future fails with its error."""
         if log.files.failure is None:
             return self.sync()
         future = self._commits.loop().create_future()
@@ -198,8 +201,8 @@ class Storage:
     def delete_log(self, log_id: int, *, replica_id: int = 0) -> asyncio.Future[None]:
         """Delete a log; its files go to the trash. The future is done when the deletion is durable.
 
-        With `replica_id` that replica's term and vote are deleted too. Only if its group was deleted as a
-        whole: else the replica could come back and vote twice in a term.
+        With `replica_id` that replica's term and vote are deleted too. Give it only if the replica's group
+        was deleted as a whole: otherwise the replica could come back and vote twice in a term.
         """
         log = self.logs.pop(log_id)
         log.detach()
@@ -213,10 +216,11 @@ class Storage:
         return self.sync()
 
     def replace_log(self, old_log_id: int, new: Log) -> asyncio.Future[None]:
-        """Replace the old log by `new`, by one record; the future is done when that is durable.
+        """Replace the old log by `new`; the future is done when the replacement is durable.
 
-        A crash before that leaves both logs as they were. Until the manifest names the new id, `resolve` maps
-        the old id to it. The new log takes over the old one's recovery state and incarnation.
+        It is one journal record: after a crash either both logs are as they were, or the old one is replaced.
+        Until the manifest names the new id, `resolve` maps the old id to it. The new log gets the recovery
+        state and incarnation of the old one.
         """
         assert self.logs.get(new.log_id) is new, f"{new!r} is not of this storage"
         old = self.logs.pop(old_log_id)
@@ -231,7 +235,7 @@ class Storage:
         return self.sync()
 
     def resolve(self, log_id: int) -> int:
-        """Return the id of the log that has replaced `log_id`, or `log_id`."""
+        """Return the id of the log that has replaced log `log_id`; `log_id` itself if none has."""
         return self._writer.replaced.get(log_id, log_id)
 
     @property
@@ -249,7 +253,7 @@ class Storage:
     # Hard states
 
     def record_hard_state(self, replica_id: int, *, term: int, vote: int) -> None:
-        """Record a replica's term and vote for the next frame; durable when a later `sync` is done."""
+        """Record a replica's term and vote, which are durable when a later `sync` is done."""
         state = HardState(term, vote)
         self.hard_states[replica_id] = state
         self._changes.record(
@@ -261,18 +265,19 @@ class Storage:
     # Group commit
 
     def end_turns_with(self, on_turn_end: Callable[[], None]) -> None:
-        """Call `on_turn_end` at the end of each turn that records something or asks for it.
+        """Let `on_turn_end` be called at the end of each turn of the loop in which a change was recorded.
 
-        After it the recorded changes are handed to the journal; a `sync` called in it covers all of them.
+        It is also called after `schedule_turn_end`. When it returns, the recorded changes are handed to the
+        journal; a `sync` that it calls covers all of them.
         """
         self._commits.on_turn_end = on_turn_end
 
     def sync(self, *, durable: bool = False) -> asyncio.Future[None]:
-        """Return a future that is done when everything recorded before this call may be acknowledged.
+        """Return a future that is done when every change recorded before this call may be acknowledged.
 
-        That is when it is durable; but batches of `interval` logs, if nothing else is recorded with them,
-        count when they are written. With `durable` the future waits for the sync in every case. Each call
-        returns a new future, which fails with `StorageClosed` if the journal fails.
+        That is when the changes are durable; if they are only batches of `interval` logs, it is when they are
+        written. With `durable` the future waits for the sync in every case. Each call returns a new future,
+        which fails with `StorageClosed` if the journal fails.
         """
         return self._commits.sync(durable=durable)
 
@@ -294,7 +299,7 @@ class Storage:
             self._checkpoints.request()
 
     def _prepare_spare(self) -> None:
-        """Make the next journal file ready. Any thread."""
+        """Let the background thread make the next journal file. Any thread."""
 
         def prepare() -> None:
             self._journal.prepare_spare()
@@ -308,7 +313,7 @@ class Storage:
         self._commits.call_on_loop(partial(self._retries.request, what))
 
     def _try_again(self, lacks: set[str]) -> None:
-        """Retry what failed for want of room: "checkpoint", "spare", "segments". The loop's thread."""
+        """Retry "checkpoint", "spare" or "segments", which failed for lack of room. The loop's thread."""
         if "spare" in lacks and self._journal.starved:
             self._prepare_spare()
         if "segments" in lacks:
@@ -317,12 +322,12 @@ class Storage:
             self._executor.after_synced_frames(self._checkpoints.request)
 
     def _resume_segments(self) -> None:
-        """Continue with segments that waited for room. The segment writer's thread."""
+        """Write the segments that waited for room on the disk. The segment writer's thread."""
         if not self._writer.resume():
             self._request_retry("segments")
 
     def _failed(self, error: BaseException) -> None:
-        """Fail everything that waits. The loop's thread, once."""
+        """Let all work that waits for a thread fail, as the journal failed. The loop's thread, once."""
         self._executor.fail_all(error)
         self._retries.close()
         if self.on_failure is not None:
@@ -331,13 +336,13 @@ class Storage:
     # A segment that failed
 
     def _segment_failed(self, files: LogFiles) -> None:
-        """Let the loop stop a log whose segment failed. The thread in which it failed."""
+        """Let the loop stop a log whose segment failed; called in the thread in which it failed."""
         self._commits.call_on_loop(partial(self._stop_log, files))
 
     def _stop_log(self, files: LogFiles) -> None:
         """Report a failed log, which refuses every change by itself. The loop's thread.
 
-        Checkpoints, which wait since, continue when the log's last record has passed the writer.
+        Checkpoints wait from then on, until the last record of the log has passed the segment writer.
         """
         log = self.logs.get(files.log_id)
         if log is None or log.files is not files:
@@ -353,7 +358,10 @@ class Storage:
     # Everything else
 
     async def write_manifest(self, entries: Sequence[ReplicaEntry], *, known: bool | None = None) -> None:
-        """Replace the manifest; durable on return. `known` as in `Manifest.replace`."""
+        """Replace the entries of the manifest (the list of replicas); durable on return.
+
+        `known` is explained at `Manifest.replace`.
+        """
         written = list(entries)
 
         def write() -> None:
@@ -367,10 +375,10 @@ class Storage:
     ) -> None:
         """Change some of the manifest's entries; durable on return.
 
-        `change` gets the entries by key (`Manifest.by_key`), and returns those that it changes or adds, None
-        for one that goes. It is called just before the write, in the writer's thread, with the entries of
-        that moment: so changes that are in progress at the same time do not undo each other. `known` as in
-        `Manifest.replace`.
+        `change` gets the entries by key (`Manifest.by_key`), and returns those that it changes or adds, with
+        None for an entry to be removed. It is called just before the write, in the writer's thread, with the
+        entries of that moment: so changes that are in progress at the same time do not undo each other.
+        `known` is explained at `Manifest.replace`.
         """
 
         def write() -> None:
@@ -387,19 +395,19 @@ class Storage:
             self._writer.replaced = {old: new for old, new in replaced.items() if old in named}
 
     async def checkpoint(self) -> None:
-        """Make a checkpoint of everything that is in its segment by now.
+        """Make a checkpoint, after the segment writer has written all frames that are synced by now.
 
         Raises:
-            DiskError: It cannot be made.
+            DiskError: The checkpoint cannot be made.
         """
         await self._executor.submit(self._checkpoints.request)
 
     def write_log_document(self, log: Log, name: str, payload: bytes) -> asyncio.Future[None]:
-        """Replace a document in a log's directory; the future is done when that is durable.
+        """Replace a document (a small file) in a log's directory; the future is done when that is durable.
 
-        The document is moved and deleted with the log. It is written in the background thread, so possibly
-        before changes that were recorded earlier. The future fails with `DiskError` if it cannot be written,
-        also because the log was removed meanwhile.
+        The document is moved and deleted with the log. It is written in the background thread, possibly
+        before changes that were recorded earlier. The future fails with `DiskError` if the document cannot be
+        written, or the log was removed meanwhile.
         """
         files = log.files
         return self._executor.run_in_background(
@@ -408,12 +416,12 @@ class Storage:
 
     @property
     def journal_files(self) -> tuple[int, int]:
-        """Number of journal files not covered by a checkpoint, and the number that refuses appends."""
+        """Number of journal files not covered by a checkpoint, and the limit at which appends are refused."""
         return self._journal.files, self._settings.max_journal_files
 
     @property
     def journal_lsn(self) -> int:
-        """The journal's end: it grows with all that is recorded."""
+        """LSN of the last journal frame that was written; it grows with every frame."""
         return self._journal.lsn
 
     def failed_logs(self) -> list[Log]:
@@ -432,11 +440,11 @@ class Storage:
 
     @property
     def sync_times(self) -> Histogram:
-        """Times (s) of the journal's syncs, which its writer thread observes."""
+        """Histogram of the times (s) that syncs of the journal took; the journal's thread adds to it."""
         return self._journal.sync_times
 
     def statistics(self) -> dict[str, int]:
-        """Return counters and gauges, cheap enough for every scrape."""
+        """Return counters and gauges of the whole storage; cheap enough for every scrape of the metrics."""
         return {
             **{f"journal_{name}": value for name, value in self._journal.statistics().items()},
             **self._commits.statistics(),

@@ -1,4 +1,5 @@
-"""Laminar's own part of HTTP: the routes, the problems, and what the bodies mean.
+"""The HTTP API of Laminar: its routes, its errors (*problems*, RFC 9457), and the formats of its bodies.
 
-Begin with `routes` and `problems`, the two tables; `append_body` reads bodies, `fetch_body` writes them.
+Begin with the two tables, `routes` and `problems`. `append_body` reads the bodies of appends, `fetch_body`
+writes those of fetches.
 """

@@ -1,4 +1,4 @@
-"""Bodies of appends: from a content type to records or batches (docs/protocol.md).
+"""Parse the bodies of appends into records or batches, according to their content type (docs/protocol.md).
 
 A body whose content type is not one of Laminar's own is the value of one record. A body of one of Laminar's
 types describes records or batches. So a bare ``curl -d 'hi'`` appends one record of two bytes, whatever
@@ -60,10 +60,10 @@ _CODES: Final = {"bad_checksum": "bad_checksum", "too_large": "too_large"}
 
 
 class Append:
-    """The content of an append: records to be joined by the append batcher, or whole batches.
+    """The content of an append: `records` for the append batcher to join into a batch, or whole `frames`.
 
-    An append to a topic has records, with the logical partitions of their keys if any has one. The batches
-    may come with their `headers`.
+    `headers` are the headers of the frames, if they are parsed already. `places` is for an append to a topic:
+    the logical partition of each record's key (None for a record without a key).
     """
 
     __slots__ = ("frames", "headers", "places", "records")
@@ -80,10 +80,11 @@ class Append:
 def parse_append(
     request: Request, *, limits: Limits, now_ms: Callable[[], int], keyed: bool = False
 ) -> Append:
-    """Read a body by its content type. Raises 400, 413 or 422 naming the field, the value and the limit.
+    """Parse the body of an append according to its content type.
 
-    `keyed` says that the request comes from another shard: then batches keep their idempotency keys. From the
-    batches of a client they are removed. `now_ms` returns the node's time, which delays count from.
+    Raises 400, 413 or 422, naming the field, the value and the limit. `keyed` tells that the request comes
+    from another shard: then batches keep their idempotency keys; from a client's batches they are removed.
+    `now_ms` returns the node's time in ms, to which the delays of records are added.
     """
     return _parse(request, media_type(request), limits, now_ms, keyed)
 
@@ -91,7 +92,7 @@ def parse_append(
 def parse_if_short(
     request: Request, *, limits: Limits, now_ms: Callable[[], int], keyed: bool = False
 ) -> Append | None:
-    """Read a short body as `parse_append` does; return None if that may take longer than about 2 ms."""
+    """Parse a body as `parse_append` does, unless that may take longer than about 2 ms: then return None."""
     kind = media_type(request)
     return None if _takes_long(request.body, kind) else _parse(request, kind, limits, now_ms, keyed)
 
@@ -126,7 +127,7 @@ def _takes_long(body: Buffer, kind: str) -> bool:
 
 
 def media_type(request: Request) -> str:
-    """Return the content type of a body without parameters; a known one exactly as it was sent."""
+    """Return the content type of a request's body, in lower case and without parameters; "" if missing."""
     kind = request.headers.get("content-type", "")
     if kind not in _PARSERS and kind != BATCH_TYPE:
         kind = kind.partition(";")[0].strip().lower()
@@ -136,11 +137,11 @@ def media_type(request: Request) -> str:
 def read_batches(
     body: Buffer, limits: Limits, *, keyed: bool = False
 ) -> tuple[list[memoryview], list[Header]]:
-    """Return the whole frames of a body and their headers, each verified, decoded once and within the limits.
+    """Return the frames of a body of batches, and their headers; each is verified and within the limits.
 
     Decompressed, all batches together may not be larger than a body may be, because readers, followers and
-    later leaders hold the decompressed bytes in memory. Raises 400, 413 or 422 naming the field. `keyed`: see
-    `parse_append`.
+    later leaders have the decompressed bytes in memory. Raises 400, 413 or 422, naming the field. `keyed` is
+    explained at `parse_append`.
     """
     plain_bytes = 0
     cells = CellLimits(
@@ -187,7 +188,7 @@ def read_batches(
 
 
 def all_marked(body: Buffer) -> bool:
-    """Return whether every batch of a body has a producer id. Raises 400 if it holds no batches."""
+    """Return whether every batch in a body has a producer id. Raises 400 if the body has no whole batches."""
     try:
         return all(Header.unpack(frame).producer_id != NO_PRODUCER for frame in split(body))
     except BatchError as error:
@@ -195,9 +196,9 @@ def all_marked(body: Buffer) -> bool:
 
 
 def records_of(frames: Sequence[memoryview]) -> Records:
-    """Return the records of batches from `read_batches`, to be split by key or joined to one batch.
+    """Return the records in the frames from `read_batches`, to be split by key or joined into one batch.
 
-    Raises 422 for a batch with a producer id, which belongs to one partition unchanged.
+    Raises 422 for a batch with a producer id, which must be appended to one partition unchanged.
     """
     parts = []
     for frame in frames:
@@ -220,7 +221,7 @@ def _without_key(frame: memoryview) -> memoryview:
 
 
 def batch_problem(error: BatchError) -> Problem:
-    """Return the problem that answers a client's bad frame."""
+    """Return the problem for a client's batch that is damaged or not allowed."""
     return Problem(
         _CODES.get(error.code, "malformed"),
         str(error),
@@ -231,12 +232,12 @@ def batch_problem(error: BatchError) -> Problem:
 
 
 def _plain(limit: object) -> object:
-    """Return a limit for a JSON document: a number unchanged, anything else as text."""
+    """Return a limit in the form of a JSON document: numbers and texts unchanged, anything else as text."""
     return limit if limit is None or isinstance(limit, (int, float, str)) else str(limit)
 
 
 def _value(request: Request, limits: Limits, now_ms: Callable[[], int]) -> Records:
-    """Return one record. Its value is the body; key, tag, times, headers come from query and head."""
+    """Return one record: its value is the body; its key, tag, times and headers are in query and head."""
     query = request.query
     headers = request.headers
     fields: dict[str, bytes] | None = None
@@ -277,7 +278,7 @@ def _value(request: Request, limits: Limits, now_ms: Callable[[], int]) -> Recor
 
 
 def _json(request: Request, limits: Limits, now_ms: Callable[[], int]) -> Records:
-    """Return one record: the JSON text as sent, once it is known to be JSON."""
+    """Return one record whose value is the body as it was sent, after checking that the body is JSON."""
     check_json(request.body, field="body")
     return _value(request, limits, now_ms)
 
@@ -294,7 +295,7 @@ def _ndjson(request: Request, limits: Limits, now_ms: Callable[[], int]) -> Reco
 def _arrow(request: Request, limits: Limits, now_ms: Callable[[], int]) -> Records:
     """Return the records of an Arrow stream.
 
-    Its columns are `value` and, if there, `key`, `tag`, `timestamp` and `headers`.
+    The stream must have the column `value`, and may have `key`, `tag`, `timestamp` and `headers`.
     """
     try:
         parts = [

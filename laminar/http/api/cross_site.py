@@ -1,7 +1,7 @@
-"""The refusal of requests that a web page of another site may have made.
+"""The refusal of requests that a web page of another site may have sent (cross-site request forgery).
 
 A browser sends requests of any page to any address that it can reach, this machine's loopback included. Three
-checks keep pages of other sites out, and need no credentials:
+checks refuse the requests of other sites' pages, and need no credentials:
 
 - `Host` names this server: an IP address, localhost, or one of its names. A page whose own name was made to
   resolve to our address (DNS rebinding) sends its own name.
@@ -32,7 +32,7 @@ PAGE_TYPES: Final = ("text/plain", "multipart/form-data")
 
 
 class Sites:
-    """The names of a server, and the origins of other sites whose pages may use it.
+    """The sites whose pages may use a server: the server itself, by its names, and listed origins.
 
     A name that begins with a dot stands for every name below it.
     """
@@ -44,7 +44,11 @@ class Sites:
         self._origins = frozenset(origin.lower() for origin in origins)
 
     def check(self, head: RequestHead) -> None:
-        """Refuse a request that another site's page may have made: 421 `wrong_host` or 403 `cross_site`."""
+        """Raise `Problem` for a request that a page of another site may have sent.
+
+        It is 421 `wrong_host` if `Host` names another server, and 403 `cross_site` if a page of a site that
+        is not listed sent the request.
+        """
         headers = head.headers
         host = headers.get("host", "")
         if host and not self._is_own(host):
@@ -94,7 +98,7 @@ class Sites:
 
 
 def _is_visit(head: RequestHead) -> bool:
-    """Return whether a browser navigates to the console itself, for example by a link."""
+    """Return whether a browser opens a page of the console, for example because a link was followed."""
     return (
         head.method == "GET"
         and (head.path == "/console" or head.path.startswith("/console/"))
@@ -104,7 +108,11 @@ def _is_visit(head: RequestHead) -> bool:
 
 
 def check_body_type(head: RequestHead, operation: str) -> None:
-    """Refuse a body whose content type does not belong to it: 415 (docs/protocol.md#web-pages)."""
+    """Raise `Problem` 415 for a body with a content type that a page of another site could send.
+
+    A JSON document must have the type of JSON. Records may have any type except `PAGE_TYPES`. The `operation`
+    says which of the two the body is (docs/protocol.md#web-pages).
+    """
     kind = BODIES.get(operation, Body.NONE)
     if kind is Body.NONE or not (head.content_length or head.chunked):
         return

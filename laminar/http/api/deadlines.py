@@ -1,9 +1,9 @@
-"""Time limits of the client, the node and the leader: each outer one is longer than the waits inside it.
+"""Time limits of the client, the node and the leader: each is longer than the waits that it includes.
 
 A client sends an append to a shard, which forwards it to the partition's leader, which waits for a majority.
-Each of them answers with what it knows when its own time limit is over. The one that asked must still be
-waiting then: otherwise the client would only see that no answer came, although the leader could say that the
-outcome is unknown.
+Each of the three answers with what it knows when its own time limit is over. The process that sent the
+request must still be waiting then: otherwise the client would only see that no answer came, although the
+leader could say that the outcome is unknown.
 
     client's attempt > forwarding of an append > wait for a majority + how often that is checked
 

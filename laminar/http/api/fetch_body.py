@@ -1,4 +1,4 @@
-"""Bodies of fetches: committed batches as JSON, NDJSON, an Arrow stream, or unchanged."""
+"""Encode the answers of fetches: committed batches as JSON, NDJSON, an Arrow stream, or unchanged."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _SHOWN_HERE_RECORDS: Final = 500
 
 
 class FetchFormat(Enum):
-    """The formats of a fetch's answer; the value is the media type."""
+    """The formats of the answer to a fetch; the value of each is its media type."""
 
     BATCH = BATCH_TYPE
     ARROW = ARROW_TYPE
@@ -70,7 +70,7 @@ _BY_TYPE: Final = {format_.value: format_ for format_ in FetchFormat} | {
 
 
 class Fetched(msgspec.Struct, frozen=True):
-    """A body, and the offset from which the next fetch continues."""
+    """The encoded answer to a fetch: its content type and body, and the offset from which to fetch next."""
 
     content_type: str
     body: Sequence[Buffer]
@@ -78,9 +78,9 @@ class Fetched(msgspec.Struct, frozen=True):
 
 
 def fetch_format(request: Request) -> FetchFormat:
-    """Return the format that `Accept` prefers among those that can be produced. Raises 406 if none can.
+    """Return the format that the request's `Accept` header prefers among those that Laminar produces.
 
-    Without an `Accept` header it is JSON.
+    Without that header it is JSON. Raises 406 if the header allows none of them.
     """
     accepted = request.headers.get("accept")
     if accepted is None:
@@ -107,7 +107,7 @@ def fetch_format(request: Request) -> FetchFormat:
 
 
 def _weight(parameters: Sequence[str]) -> float:
-    """Return the ``q`` of an offer (RFC 9110, 12.4.2): 1 if there is none, 0 if it is no number."""
+    """Return the weight ``q`` of a type in `Accept` (RFC 9110, 12.4.2): 1 if missing, 0 if not a number."""
     for parameter in parameters:
         if parameter.startswith("q="):
             return float(parameter[2:]) if _QUALITY.match(parameter[2:]) else 0.0
@@ -128,13 +128,13 @@ def encode_fetch(
 ) -> Fetched:
     """Encode the records of `frames` with offsets from `offset` to below `to`, `limit` of them at most.
 
-    With `tag`, only records with this tag. `wanted` names columns, separated by commas; batches are then sent
-    without the other columns. In the batch format, batches are sent whole: they may begin before `offset`,
-    and with a tag all batches are sent that may contain it. Their reader filters again.
+    With `tag`, only records with this tag are encoded. `wanted` names columns, separated by commas; batches
+    are then sent without the other columns. In the batch format, batches are sent whole: they may begin
+    before `offset`, and with a tag all batches are sent that may contain it, so their reader filters again.
 
-    `next_offset` of the result is after all records that were examined, also if none matched, so that a
-    reader with a tag makes progress. If the caller has left out batches without the tag already,
-    `examined_to` is the offset up to which it did.
+    `next_offset` of the result is the offset after all records that were examined, even if none matched, so
+    that a reader with a tag makes progress. If the caller has already left out batches without the tag,
+    `examined_to` is the offset up to which it has examined them.
 
     In the other formats the answer ends after `most_bytes` of text, or before the batch with which the
     decompressed batches would exceed `most_bytes`. The first batch, or record, is always included.
@@ -176,9 +176,9 @@ def shows_long(format_: FetchFormat, frames: Sequence[Buffer | SplitFrame], want
 def _lines(
     picked: _Picked, columns: list[str] | None, next_offset: int, most_bytes: int
 ) -> tuple[list[bytes], int]:
-    """Return records as JSON texts, and the offset to continue from.
+    """Return records as JSON texts, and the offset from which to fetch next.
 
-    It is `next_offset`, or the offset of the first record that was left out because of `most_bytes`.
+    That is `next_offset`, or the offset of the first record that was left out because of `most_bytes`.
     """
     lines: list[bytes] = []
     size = 0
@@ -192,7 +192,10 @@ def _lines(
 
 
 def check_fields(wanted: str | None, format_: FetchFormat) -> None:
-    """Refuse a `fields` that names no column with 422, before the request waits for records."""
+    """Raise 422 if `wanted`, the parameter `fields`, has a name that is not a column in this format.
+
+    Call it before the request waits for records, so that a wrong request is refused at once.
+    """
     _columns(wanted, format_)
 
 
@@ -316,7 +319,7 @@ def _records(batch: Batch, rows: Sequence[int]) -> Iterator[Record]:
 
 
 def record_document(record: Record, batch: Batch, columns: Sequence[str] | None = None) -> dict[str, Any]:
-    """Return a record of a batch in the form of JSON answers, with these columns, or all (None)."""
+    """Return a record of a batch as a JSON object, as answers have it, with `columns` (None: all)."""
     document: dict[str, Any] = {}
     for name in columns if columns is not None else _COLUMNS:
         if name == "offset":
@@ -346,7 +349,10 @@ def record_document(record: Record, batch: Batch, columns: Sequence[str] | None 
 
 
 def _put(document: dict[str, Any], name: str, cell: bytes, field: str | None = None) -> None:
-    """Add `cell`: text as `name`, other bytes as ``name_base64``; with `field`, to that mapping."""
+    """Add bytes to a JSON object: under `name` if they are text, else in base64 under ``name_base64``.
+
+    With `field`, they are added under that name to the object at `name` or ``name_base64``.
+    """
     try:
         shown = cell.decode()
     except UnicodeDecodeError:

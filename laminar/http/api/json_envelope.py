@@ -1,9 +1,8 @@
-"""Records in JSON envelopes, which have a member for each part of a record.
+"""Parse records in JSON envelopes: objects with a member for each part of a record.
 
-`value` (text), `value_json` (any JSON, kept as written) or `value_base64`;
-`key` or `key_base64`; `tag`; `headers` and `headers_base64`; `timestamp`;
-`deliver_at` or `delay_ms`; `trace_id`. The fetch answers records in the same
-words, so that what was read can be appended.
+The members are `value` (text), `value_json` (any JSON, stored as written) or `value_base64`; `key` or
+`key_base64`; `tag`; `headers` and `headers_base64`; `timestamp`; `deliver_at` or `delay_ms`; `trace_id`. A
+fetch answers records with the same members, so that they can be appended unchanged.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from laminar.http.api.timestamps import delivery_time, parse_time, parse_trace_i
 
 
 class _Budget(threading.local):
-    """The number of envelopes that the body read by this thread may still have."""
+    """How many more envelopes the body that this thread parses may have."""
 
     left = 0
 
@@ -40,7 +39,7 @@ _Texts = Annotated[
 
 
 class Envelope(msgspec.Struct, forbid_unknown_fields=True):
-    """One record in JSON."""
+    """One record in JSON: an object with a member for each part of the record."""
 
     value: str | None = None
     value_json: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
@@ -64,7 +63,7 @@ class Envelope(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Envelopes(msgspec.Struct, forbid_unknown_fields=True):
-    """Several records in JSON."""
+    """Several records in JSON, in the form in which a fetch answers them."""
 
     records: list[Envelope]
     next_offset: int | None = None  # a fetch's answer may be sent back as it is
@@ -80,10 +79,10 @@ _PLACE: Final = re.compile(r" - at `\$(?P<path>[^`]*)`\Z")
 
 
 def parse_envelopes(body: Buffer, limits: Limits, *, now_ms: int) -> Records:
-    """Return the records of one envelope, a list of them, or ``{"records": [...]}``.
+    """Return the records in a body: one envelope, a list of envelopes, or ``{"records": [...]}``.
 
-    `now_ms` is the time that a `delay_ms` counts from.
-    Raises 400 if it isn't JSON, 422 naming the place, 413 as soon as there are more than `limits` allow.
+    `now_ms` is the time in ms to which a `delay_ms` is added. Raises 400 if the body is not JSON, 422 for a
+    wrong value, naming its place, and 413 as soon as there are more records than `limits` allow.
     """
     _budget.left = limits.max_records
     start = bytes(body[:64]).lstrip(b" \t\r\n")
@@ -103,9 +102,9 @@ def parse_envelopes(body: Buffer, limits: Limits, *, now_ms: int) -> Records:
 
 
 def parse_envelope_lines(body: Buffer, limits: Limits, *, now_ms: int) -> Records:
-    """Return the records of one envelope a line.
+    """Return the records in a body that has one envelope on each line.
 
-    Raises as `parse_envelopes`, naming the first broken line.
+    Raises as `parse_envelopes` does, naming the first line that is wrong.
     """
     envelopes: list[Envelope] = []
     names: list[str] = []
@@ -123,7 +122,7 @@ def parse_envelope_lines(body: Buffer, limits: Limits, *, now_ms: int) -> Record
 
 
 def _invalid(error: msgspec.ValidationError, whole: str) -> Problem:
-    """Return the problem of an envelope with a wrong value.
+    """Return the problem for an envelope with a wrong value, which names the value's place.
 
     `msgspec` names the place as ``$[3].key``; in a line, the line's name replaces the ``$``.
     """

@@ -20,7 +20,7 @@ _TOPIC: Final = re.compile(TOPIC_PATTERN + r"\Z")
 
 
 def check_name(value: str, *, field: str) -> str:
-    """Return the name of a topic or cursor, unchanged; 422 `invalid` if it may not be one."""
+    """Return `value` unchanged if it may be the name of a topic or cursor; else raise 422 for `field`."""
     if not _TOPIC.match(value) or value in (".", ".."):
         raise Problem(
             "invalid",

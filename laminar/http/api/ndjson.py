@@ -1,7 +1,7 @@
-"""JSON and newline-delimited JSON as values: the text stays as it was sent.
+"""JSON and newline-delimited JSON (NDJSON) as values of records: the text is stored as it was sent.
 
-A line is checked, never rewritten. JSON pointers (RFC 6901) may pick the key
-and the tag out of it; only then is it built in memory.
+A line is checked, never rewritten. Keys and tags may be taken from the lines by JSON pointers (RFC 6901);
+only then are the lines decoded.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _INDEX: Final = re.compile(r"(?:0|[1-9][0-9]{0,9})\Z", re.ASCII)
 
 
 def check_json(text: Buffer, *, field: str) -> None:
-    """Refuse text that is not one JSON value: 400 `malformed`."""
+    """Raise 400 `malformed` if `text` is not one JSON value in UTF-8; `field` is the error's field."""
     try:
         str(text, "utf-8")
         _walker.decode(text)
@@ -32,15 +32,15 @@ def check_json(text: Buffer, *, field: str) -> None:
 
 
 def not_json(text: Buffer, error: Exception, *, field: str) -> Problem:
-    """Return the problem of text that isn't JSON."""
+    """Return the problem (400 `malformed`) for text that is not JSON, with the reason."""
     return Problem("malformed", f"{field} is not JSON: {error}", field=field, value=text)
 
 
 def each_line(body: Buffer, *, max_records: int) -> Iterator[tuple[str, bytes]]:
-    """Yield (name, bytes) of each non-empty line, named ``line N`` from 1, without its line end.
+    """Yield (name, bytes without line end) of each non-empty line; the name is ``line N``, from 1.
 
-    Raises 413 for more than `max_records` non-empty lines. A body with more than twice this number of lines
-    of any kind is refused before a line is read, so that empty lines cannot cost more than records.
+    Raises 413 for more than `max_records` non-empty lines. A body with more than twice this number of lines,
+    empty ones included, is refused before a line is read: empty lines cost time too.
     """
     text = bytes(body)
     ends = text.count(b"\n")
@@ -59,11 +59,11 @@ def each_line(body: Buffer, *, max_records: int) -> Iterator[tuple[str, bytes]]:
 
 
 def parse_lines(body: Buffer, *, key_from: str | None, tag_from: str | None, max_records: int) -> Records:
-    """Return one record a line; 400 `malformed` names the first broken one, 413 refuses too many.
+    """Return the records in an NDJSON body: each line is the value of one record.
 
-    `key_from` and `tag_from` are JSON pointers. A text they find is taken as
-    it is, anything else as its JSON; a record where they find nothing, or
-    null, has no key or tag.
+    `key_from` and `tag_from` are JSON pointers to the key and the tag in each line. A text that they find is
+    used as it is, and anything else as its JSON; if they find nothing, or null, the record has no key or tag.
+    Raises 400 `malformed`, naming the first line that is not JSON, and 413 for too many lines.
     """
     key_of = _picker(key_from, "key_from")
     tag_of = _picker(tag_from, "tag_from")
@@ -88,7 +88,10 @@ def parse_lines(body: Buffer, *, key_from: str | None, tag_from: str | None, max
 
 
 def _picker(pointer: str | None, field: str) -> Callable[[Any], str | None] | None:
-    """Return a function that reads what `pointer` names as text; 422 `invalid` if it is no pointer."""
+    """Return a function that returns, as text, what `pointer` names in a document; None without a pointer.
+
+    Raises 422 `invalid` if `pointer` is not a JSON pointer.
+    """
     if pointer is None:
         return None
     if (pointer and not pointer.startswith("/")) or re.search(r"~(?![01])", pointer):

@@ -75,7 +75,7 @@ def _ref(kind: type[msgspec.Struct]) -> dict[str, Any]:
 
 
 def _content(content: Mapping[str, type[msgspec.Struct] | None]) -> dict[str, Any]:
-    """Return the schema of a body by media type."""
+    """Return OpenAPI's `content` of a body: by media type, the schema of its struct, or of text or bytes."""
     found = {}
     for media_type, kind in content.items():
         if kind is not None:
@@ -88,7 +88,7 @@ def _content(content: Mapping[str, type[msgspec.Struct] | None]) -> dict[str, An
 
 
 def _records() -> dict[str, Any]:
-    """Return the bodies of an append: the types that Laminar knows, then any other, which is one value."""
+    """Return OpenAPI's `content` of an append's body: the types that Laminar knows, and any other type."""
     envelopes = {"anyOf": [_ref(Envelope), {"type": "array", "items": _ref(Envelope)}, _ref(Envelopes)]}
     plain = dict.fromkeys([JSON_TYPE, NDJSON_TYPE, ENVELOPE_LINES_TYPE, BATCH_TYPE, ARROW_TYPE, "*/*"])
     return {ENVELOPES_TYPE: {"schema": envelopes}} | _content(plain)
@@ -105,9 +105,10 @@ def _response(reply: Reply) -> dict[str, Any]:
 
 
 def _security(needs: Needs) -> list[dict[str, list[str]]]:
-    """Return OpenAPI's security requirements: proofs of a principal, with the role; empty for a public route.
+    """Return OpenAPI's security requirements of a route: a token or a certificate, with the role.
 
-    If one of several roles is enough, the list names no role, because OpenAPI would require all of them.
+    They are empty for a public route. If one of several roles is enough, none is named, because OpenAPI would
+    require all of them.
     """
     if needs.what == "public":
         return []
@@ -116,7 +117,7 @@ def _security(needs: Needs) -> list[dict[str, list[str]]]:
 
 
 def _needed(needs: Needs) -> str:
-    """Return the sentence that says which role is needed on what."""
+    """Return a sentence for people that says which role a route needs, and on which names."""
     if needs.what == "public":
         return "Needs no token."
     if needs.what == "any":
@@ -127,7 +128,7 @@ def _needed(needs: Needs) -> str:
 
 
 def _refusals(needs: Needs) -> dict[str, Any]:
-    """Return the answers 401 and 403, which depend on the client and not on the request."""
+    """Return OpenAPI's responses that refuse a client: 403, 429, and 401 unless the route is public."""
     names = {"403": "Forbidden", "429": "TooMuch"}
     if needs.what != "public":
         names = {"401": "Unauthorized"} | names
@@ -135,7 +136,10 @@ def _refusals(needs: Needs) -> dict[str, Any]:
 
 
 def _problem(description: str, **headers: str) -> dict[str, Any]:
-    """Return the response of a problem; `headers` are sentences by name, with _ for -."""
+    """Return OpenAPI's response for a problem.
+
+    `headers` are descriptions of response headers; the names have ``_`` in place of ``-``.
+    """
     shown: dict[str, Any] = {
         "description": description,
         "content": {PROBLEM_TYPE: {"schema": _ref(ProblemDocument)}},
@@ -168,7 +172,7 @@ def _operation(route: Route) -> dict[str, Any]:
 
 
 def _schemas() -> dict[str, Any]:
-    """Return the schemas of all structs that routes name, by the structs' names."""
+    """Return the JSON schemas of all structs that routes name, by the names of the structs."""
     kinds: dict[type[msgspec.Struct], None] = {ProblemDocument: None, Envelopes: None}
     for route in ROUTES:
         named = [route.document, *(kind for reply in route.replies for kind in reply.content.values())]
@@ -182,7 +186,7 @@ def _schemas() -> dict[str, Any]:
 
 @lru_cache(maxsize=1)
 def openapi_document() -> dict[str, Any]:
-    """Return the OpenAPI 3.1 document of every route; errors are one shared response."""
+    """Return the OpenAPI 3.1 document of all routes, as a dict; errors are one shared response."""
     paths: dict[str, dict[str, Any]] = {}
     for route in ROUTES:
         if not route.template.startswith("/docs/"):  # the same page as /docs
@@ -217,7 +221,7 @@ def openapi_document() -> dict[str, Any]:
 
 @lru_cache(maxsize=1)
 def docs_page() -> str:
-    """Return one HTML page without assets: routes, then errors, each error with its anchor."""
+    """Return the page `/docs` as HTML: a table of the routes, and one of the errors, each with an anchor."""
     routes = "".join(
         f"<tr><td>{route.method}</td><td><code>{escape(route.template)}</code></td>"
         f"<td>{escape(route.summary)}</td><td>{escape(', '.join(route.query))}</td>"

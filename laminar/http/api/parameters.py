@@ -1,8 +1,8 @@
 """The parameters of requests, in paths, queries and headers, each with its type and limits.
 
-Routes name the parameters that they read (`routes`). From these rows follow the OpenAPI document, the check
-for unknown parameters, and which headers are refused where they would not be honoured. The limits are the
-ones that the handlers check: they import them from here.
+Each route names the parameters that it reads (`routes`). The OpenAPI document, the check for unknown
+parameters, and the refusal of headers that a route does not support are made from these rows. The handlers
+check the same limits: they import them from here.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ID_PATTERN: Final = r"[0-9a-f]{32}"
 
 
 class Parameter(NamedTuple):
-    """One parameter: `place` is ``query``, ``path`` or ``header``; `schema` is JSON Schema."""
+    """A parameter of requests: `place` is ``query``, ``path`` or ``header``; `schema` is a JSON Schema."""
 
     name: str
     schema: dict[str, Any]
@@ -42,17 +42,17 @@ class Parameter(NamedTuple):
 
 
 def whole(minimum: int, maximum: int) -> dict[str, Any]:
-    """Return the schema of a whole number between two bounds, both included."""
+    """Return the JSON Schema of a whole number from `minimum` to `maximum`, both included."""
     return {"type": "integer", "minimum": minimum, "maximum": maximum}
 
 
 def matching(pattern: str) -> dict[str, Any]:
-    """Return the schema of a text that matches `pattern` as a whole."""
+    """Return the JSON Schema of a text that matches `pattern` as a whole."""
     return {"type": "string", "pattern": f"^(?:{pattern})$"}
 
 
 def one_of(*values: str) -> dict[str, Any]:
-    """Return the schema of a text that is one of `values`."""
+    """Return the JSON Schema of a text that is one of `values`."""
     return {"type": "string", "enum": list(values)}
 
 
@@ -65,7 +65,7 @@ def _header(name: str, schema: dict[str, Any], description: str) -> Parameter:
 
 
 def needed(parameter: Parameter) -> Parameter:
-    """Return the parameter for a route that refuses requests without it."""
+    """Return a copy of `parameter` that is required, for a route that refuses requests without it."""
     return parameter._replace(required=True)
 
 

@@ -12,12 +12,15 @@ _PROBLEM_BLOCK: Final = f"Content-Type: {PROBLEM_TYPE}\r\n".encode("ascii")
 
 
 def problem_response(problem: Problem) -> Response:
-    """Return the answer (RFC 9457) that carries a problem."""
+    """Return the HTTP response for a problem, with the problem as its JSON body (RFC 9457)."""
     return Response(problem.status, problem.all_headers(), problem.encode(), header_block=_PROBLEM_BLOCK)
 
 
 def problem_of(error: HttpError) -> Problem:
-    """Return the problem of an HTTP error: by its reason, if that is an error code, else by its status."""
+    """Return the problem for an HTTP error.
+
+    Its code is the error's `reason`, if that is a code of the table, else the general code of the status.
+    """
     return Problem(
         error.reason if error.reason in CODES else code_of_status(error.status),
         error.detail,
@@ -29,7 +32,10 @@ def problem_of(error: HttpError) -> Problem:
 
 
 def answer_error(error: BaseException) -> Response | None:
-    """Return the answer to an error, for `HttpServer`'s `on_error`; None for an unexpected exception."""
+    """Return the response for an error of a request; None for an exception that is neither of the two kinds.
+
+    It is `HttpServer`'s `on_error`; the two kinds are `HttpError` and `Problem`.
+    """
     if isinstance(error, HttpError):
         error = problem_of(error)
     return problem_response(error) if isinstance(error, Problem) else None

@@ -1,10 +1,9 @@
 """The table of all errors, and the exception that becomes an error's answer.
 
-Every error a client can see is a row of `CODES`. From the same rows come the
-problem documents (RFC 9457) that the server answers, the list in `/docs` and
-`/openapi.json`, and the families by which the client chooses an exception
-class. This module knows no transport and decides no retries; it says which
-answers may be retried.
+Every error that a client can see is a row of `CODES`. The problem documents (RFC 9457) that the server
+answers, the list in `/docs` and `/openapi.json`, and the families by which the client chooses an exception
+class are made from these rows. This module knows no transport and decides no retries; it says which errors
+may be retried.
 """
 
 from __future__ import annotations
@@ -21,7 +20,11 @@ Outcome = Literal["not_applied", "unknown"]
 
 
 class ErrorCode(msgspec.Struct, frozen=True, kw_only=True):
-    """A row of the table: the meaning of a code, and what a client may do about it."""
+    """A row of the table of errors: a code, its meaning, and what a client may do about it.
+
+    `retriable` tells whether the same request may succeed later; `outcome` tells whether the request may have
+    been carried out; `hint` is advice for the client's user.
+    """
 
     code: str
     status: int
@@ -394,11 +397,12 @@ LONGEST_VALUE: Final = 200
 
 
 class Problem(Exception):
-    """An error of the table, with its particulars; answered as RFC 9457 JSON.
+    """An error of the table, raised to be the answer to a request (a problem document, RFC 9457).
 
-    `value` is what was sent, `limit` what would have been allowed. `headers`
-    are added to the answer. `retry_after_ms` defaults for retriable codes, but not
-    of a `final` problem: time alone does not help there.
+    `detail` says what happened in this case. `field` names what is wrong in the request, `value` is what was
+    sent, and `limit` is what would have been allowed. `hint` and `outcome` replace those of the table.
+    `headers` are added to the answer. `retry_after_ms` has a default if the code is retriable, but not if the
+    problem is `final`, which means that a later retry alone does not help.
     """
 
     def __init__(
@@ -433,7 +437,7 @@ class Problem(Exception):
 
     @property
     def retriable(self) -> bool:
-        """Whether the same request may succeed later."""
+        """Whether the same request may succeed later, according to the table."""
         return CODES[self.code].retriable
 
     def __str__(self) -> str:
@@ -461,11 +465,11 @@ class Problem(Exception):
         return document
 
     def encode(self) -> bytes:
-        """Return the problem document as JSON, a line of its own."""
+        """Return the problem document as JSON, with a newline at its end."""
         return msgspec.json.encode(self.document()) + b"\n"
 
     def all_headers(self) -> list[tuple[str, str]]:
-        """Return the headers of the answer, with `Retry-After` (whole seconds, rounded up)."""
+        """Return all headers of the answer: the problem's own, and `Retry-After` (s, rounded up) if known."""
         headers = list(self.headers)
         if self.retry_after_ms is not None:
             headers.append(("Retry-After", str(-(-self.retry_after_ms // 1000))))
@@ -473,10 +477,10 @@ class Problem(Exception):
 
     @classmethod
     def decode(cls, body: bytes | bytearray | memoryview, *, status: int) -> Problem:
-        """Read a problem document of a server, perhaps a newer one or a proxy's page.
+        """Return the problem in the body of a server's answer with this status.
 
-        A code this table lacks, or a body that is no problem document, becomes
-        the nearest general code for `status`; the text is kept as detail.
+        The body may be that of a newer server, or a proxy's page. For a code that this table lacks, or a body
+        that is not a problem document, the general code of `status` is used, and the text becomes the detail.
         """
         try:
             document = msgspec.json.decode(body)
@@ -541,12 +545,12 @@ _GENERAL: Final[Mapping[int, str]] = {
 
 
 def code_of_status(status: int) -> str:
-    """Return the general code of a status, for an answer without a usable problem document."""
+    """Return the code of the table that is used for a status if nothing else is known about the error."""
     return _GENERAL.get(status, "internal_error" if status >= 500 else "malformed")
 
 
 def _short(value: Any) -> Any:
-    """Return a value in the form that a problem carries: numbers unchanged, text cut to `LONGEST_VALUE`."""
+    """Return a value in the form of a problem: numbers unchanged, else text, cut to `LONGEST_VALUE`."""
     if value is None or isinstance(value, (bool, float)):
         return value
     if isinstance(value, int):
@@ -573,7 +577,11 @@ LIMIT_HINT: Final = (
 def over_limit(
     what: str, value: int, limit: int, *, detail: str = "", retry_after_ms: int | None = None
 ) -> Problem:
-    """Return 429 `quota` for a principal at its limit `what`; for a rate, with the time until a retry."""
+    """Return the problem 429 `quota` for a principal that would exceed one of its limits.
+
+    `what` is the limit's name, `value` the number that the principal would have, and `limit` the number that
+    it may have. For a rate, `retry_after_ms` is the time until the request may be repeated.
+    """
     return Problem(
         "quota",
         detail or f"the principal would have {value} {what}, and may have {limit}",

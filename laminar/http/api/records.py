@@ -1,4 +1,7 @@
-"""Records of a request as parallel lists, the form in which they are joined and split; and their limits."""
+"""The records of a request as parallel lists, a form in which they are easily joined and split.
+
+The limits of an append are here, too.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +29,15 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def too_many_records(count: int, limit: int) -> Problem:
-    """Return the 413 problem of a body with too many records; what follows them was not read."""
+    """Return the problem 413 for a body with more than `limit` records; `count` is how many were read."""
     return Problem("too_large", "records is too large", field="records", value=count, limit=limit)
 
 
 class Records:
-    """Records as parallel lists; a column that no record has is None. `size_bytes` counts values and keys."""
+    """Records as parallel lists, one for each column; a column that no record has is None.
+
+    `size_bytes` is the size of all values and keys.
+    """
 
     __slots__ = (
         *("delivery_times", "headers", "keys", "size_bytes"),
@@ -62,7 +68,7 @@ class Records:
         return len(self.values)
 
     def take(self, rows: Sequence[int]) -> Records:
-        """Return the records at these rows, in that order."""
+        """Return the records with these numbers (from 0), in the order of `rows`."""
         return Records(
             [self.values[row] for row in rows],
             keys=_take(self.keys, rows),
@@ -81,7 +87,7 @@ class Records:
         demands.
 
         Raises:
-            Problem: 422 `invalid`: a record's trace id is another one than its own header says.
+            Problem: 422 `invalid`: a record's trace id differs from that in its own header.
         """
         given = None if header is None else parse_traceparent(header)
         own = [_own_trace(fields) for fields in self.headers or ()]
@@ -102,7 +108,10 @@ class Records:
         self.trace_ids, self.headers = trace_ids, headers
 
     def build(self) -> bytearray:
-        """Return one batch of the records, unstamped by a leader. Raises `BatchError` (a ValueError)."""
+        """Return the frame of one batch with the records, to which a leader has given no offsets yet.
+
+        Raises `BatchError` (a ValueError) if a record is not allowed.
+        """
         return build(
             self.values,
             keys=self.keys,
@@ -143,7 +152,7 @@ class Records:
         )
 
     def check(self, limits: Limits) -> None:
-        """Refuse records beyond the limits: 413 or 422 naming the record, the value and the limit."""
+        """Raise 413 or 422 if a record exceeds a limit, naming the record, the value and the limit."""
         count = len(self.values)
         if count == 0:
             raise Problem("invalid", "an append has at least one record", field="records", value=0, limit=1)
@@ -189,7 +198,10 @@ def _take(column: list[_T] | None, rows: Sequence[int]) -> list[_T] | None:
 
 
 def _joined(columns: Sequence[list[_T | None] | None], counts: Sequence[int]) -> list[_T | None] | None:
-    """Return one column joined from several parts with `counts` records each; None if no part has it."""
+    """Return one column of several parts, joined; None if no part has it.
+
+    `counts` has the number of records of each part; the records of a part without the column get None.
+    """
     if not any(columns):
         return None
     joined: list[_T | None] = []

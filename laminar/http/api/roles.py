@@ -32,10 +32,11 @@ _GIVEN_BY: Final[dict[What, frozenset[str]]] = {
 
 
 class Needs(NamedTuple):
-    """The permission that a route needs: `what`, on the names in these parameters of path or query.
+    """The permission that a client needs to use a route.
 
-    `public` needs no principal, `any` needs any principal. Without parameters the role is needed on every
-    name, that is on the empty prefix.
+    It is the role `what` on the names that the path or query parameters `named_by` have; without parameters
+    it is needed on every name, that is on the empty prefix. `what` may also be `public`, which needs no
+    principal, `any`, which needs a principal and no role, or `describe`, which needs one of several roles.
     """
 
     what: What
@@ -55,19 +56,22 @@ METRICS: Final = Needs("metrics")
 
 
 class AnyGrant(Protocol):
-    """A role on every name that begins with a prefix."""
+    """A grant, which gives a role on every name that begins with a prefix; any class with both will do."""
 
     @property
     def role(self) -> str:
-        """One of `ROLES`."""
+        """The role: one of `ROLES`."""
 
     @property
     def prefix(self) -> str:
-        """The beginning of the names; empty: all names."""
+        """The beginning of the names to which the grant applies; empty: all names."""
 
 
 def allows(grants: Iterable[AnyGrant], what: What, name: str) -> bool:
-    """Return whether grants allow `what` on a name; the empty name stands for everything."""
+    """Return whether one of `grants` allows `what` (see `Needs`) on `name`; the empty name means all names.
+
+    Names of the system (with `SYSTEM_PREFIX`) need the role admin on all names.
+    """
     system = name.startswith(SYSTEM_PREFIX)
     given_by = _GIVEN_BY["admin" if system else what]
     if system:
@@ -76,9 +80,10 @@ def allows(grants: Iterable[AnyGrant], what: What, name: str) -> bool:
 
 
 def prefixes(grants: Iterable[AnyGrant], what: What, *, within: str) -> list[str]:
-    """Return the prefixes of names below `within` on which grants allow `what`; no prefix contains another.
+    """Return the prefixes of the names on which `grants` allow `what`, for the list of those names.
 
-    Names of the system may begin with them; `allows` decides about those.
+    Only names that begin with `within` are wanted, so every prefix does; no prefix begins with another one.
+    Names of the system may begin with a prefix: `allows` decides about them.
     """
     found: list[str] = []
     for each in sorted(grant.prefix for grant in grants if grant.role in _GIVEN_BY[what]):

@@ -1,6 +1,6 @@
-"""Times in queries and envelopes.
+"""Times and trace ids in queries, envelopes and answers.
 
-In: RFC 3339 or ms since the epoch; out: RFC 3339 in UTC with ms.
+Times are read in RFC 3339 or as ms since the epoch, and written in RFC 3339 in UTC with ms.
 """
 
 from __future__ import annotations
@@ -26,17 +26,22 @@ _MILLISECOND: Final = timedelta(milliseconds=1)
 
 
 def format_time(time_ms: int) -> str:
-    """Return a time as RFC 3339 with ms: ``2026-01-31T12:00:00.123Z``. Clipped to the years 1 to 9999."""
+    """Return a time in RFC 3339 with ms: ``2026-01-31T12:00:00.123Z``.
+
+    A time before the year 1 or after 9999 is replaced by the nearest time in these years.
+    """
     time_ms = min(max(time_ms, EARLIEST_MS), LATEST_MS)
     moment = _EPOCH + timedelta(milliseconds=time_ms)
     return f"{moment:%Y-%m-%dT%H:%M:%S}.{time_ms % 1000:03d}Z".rjust(24, "0")
 
 
 def delivery_time(at: Any, delay_ms: int | None, *, now_ms: int, name: str = "") -> int | None:
-    """Return the time (ms) when readers get a record, from a time or a delay; None if neither is given.
+    """Return the time (ms since the epoch) at which readers get a record; None if neither is given.
+
+    It is the time `at`, or `delay_ms` after `now_ms`.
 
     Raises:
-        Problem: 422 `invalid`; `name` is the prefix of the field's name in it.
+        Problem: 422 `invalid`, whose field is `deliver_at` or `delay_ms`, with `name` as its prefix.
     """
     if at is not None and delay_ms is not None:
         raise Problem("invalid", "give either a time or a delay", field=f"{name}delay_ms", value=delay_ms)
@@ -56,7 +61,10 @@ def delivery_time(at: Any, delay_ms: int | None, *, now_ms: int, name: str = "")
 
 
 def parse_trace_id(text: str, *, field: str) -> bytes:
-    """Return the 16 bytes of a trace id, 32 hexadecimal digits. Raises 422 `invalid`."""
+    """Return the 16 bytes of a trace id, which is written as 32 hexadecimal digits.
+
+    Raises 422 `invalid`, naming `field`, for another text.
+    """
     try:
         found = bytes.fromhex(text)
     except ValueError:
@@ -69,11 +77,11 @@ def parse_trace_id(text: str, *, field: str) -> bytes:
 
 
 def parse_time(value: Any, *, field: str) -> int:
-    """Return ms since the epoch, from RFC 3339 or a whole number of ms; 422 `invalid` naming `field`.
+    """Return a time in ms since the epoch, from a text in RFC 3339 or a whole number of ms.
 
-    An offset from UTC is needed: a local time would mean something else on
-    another machine. Digits below the ms are cut off. A leap second counts as
-    the second after it.
+    The text must have an offset from UTC, because a local time would mean another time on another machine.
+    Digits below the ms are cut off. A leap second is read as the second after it. Raises 422 `invalid`,
+    naming `field`, for anything else.
     """
     if isinstance(value, str):
         if _MILLISECONDS.match(value):

@@ -1,4 +1,4 @@
-"""The client's side of HTTP: one connection with pipelined requests, and its source port.
+"""The client's side of HTTP: connections with pipelined requests, their source ports, and TLS.
 
 Begin with `connection`.
 """

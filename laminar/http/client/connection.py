@@ -1,10 +1,10 @@
 """The client's side of HTTP/1.1: one connection, with requests pipelined.
 
-It is made for a log's client: several appends to a partition are in flight on one connection, answered in
-order by callback, without a task each; and answers of known length are received directly into their own
-buffer. It follows no redirects and repeats nothing: a request ends in an `Answer` or in a `ConnectionFailed`,
-which says whether the server may have acted on it. Works on asyncio and uvloop, over TCP, TLS and Unix
-sockets. Which connection is used for which request is decided above (`laminar.client.net.pool`).
+It suits a log's client: several appends to a partition can be in progress on one connection; their answers
+come in order, by callbacks, without a task for each; and answers of known length are received directly into
+their own buffer. It follows no redirects and repeats nothing: a request ends in an `Answer` or in a
+`ConnectionFailed`, which says whether the server may have acted on it. It works on asyncio and uvloop, over
+TCP, TLS and Unix sockets. `laminar.client.net.pool` decides which connection is used for which request.
 """
 
 from __future__ import annotations
@@ -88,11 +88,12 @@ class ClientConnection(asyncio.BufferedProtocol):
         timeout_s: float,
         bodyless: bool = False,
     ) -> None:
-        """Send a request; `on_answer` is called once, after the answers of all before it.
+        """Send a request; `on_answer` is called once, with the answer or the failure, in order of requests.
 
-        `head` is the request line and all headers with the empty line. After `timeout_s` without
-        its answer the connection is ended, with every request on it. On a connection that is
-        closed already: ConnectionFailed (not sent), and `on_answer` is not called.
+        `head` is the request line and all headers with the empty line. `bodyless` tells that the answer has
+        no body, as that to HEAD. If the answer does not come within `timeout_s`, the connection is closed,
+        and every request on it fails. If the connection is closed already, this raises `ConnectionFailed`
+        (not sent), and `on_answer` is not called.
         """
         transport = self._transport
         if transport is None or self.closed:
@@ -112,9 +113,10 @@ class ClientConnection(asyncio.BufferedProtocol):
     async def ask(
         self, head: bytes, body: Sequence[Buffer] = (), *, timeout_s: float, bodyless: bool = False
     ) -> Answer:
-        """Send a request and await its answer; ConnectionFailed if none came.
+        """Send a request and return its answer; raise `ConnectionFailed` if no answer came.
 
-        If the caller is cancelled, the connection is ended, with every request on it.
+        The parameters are those of `request`. If the caller is cancelled, the connection is closed, and every
+        request on it fails.
         """
         result: asyncio.Future[Answer] = self._loop.create_future()
 
@@ -135,7 +137,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             raise
 
     def abort(self, reason: str = "closed") -> None:
-        """Drop the connection; outstanding requests fail with `reason`, and may have been acted on."""
+        """Cut the connection; outstanding requests fail with `reason`: the server may have acted on them."""
         transport = self._transport
         if transport is not None and not transport.is_closing():
             sock = transport.get_extra_info("socket") if self._waiting else None
@@ -172,7 +174,7 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     @property
     def _perhaps_tls(self) -> str:
-        """Return a hint for the error if no byte has come: a TLS port closes a connection without TLS."""
+        """Return a hint for the error's text if the server sent nothing: its port may be one for TLS."""
         unheard = not self._heard and self.url.startswith("http://")
         return " before its first answer; is it https://?" if unheard else ""
 
@@ -183,7 +185,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         return self._buffer_view[self._held :]
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Take `nbytes` that were received into the buffer returned last."""
+        """Process the `nbytes` that were received into the buffer that `get_buffer` returned last."""
         self._heard = True
         if self._body is not None:
             self._body_filled += nbytes
@@ -202,7 +204,7 @@ class ClientConnection(asyncio.BufferedProtocol):
     # -- answers ---------------------------------------------------------------------------
 
     def _parse(self) -> None:
-        """Finish all complete answers in the buffer, and take the bytes of an incomplete body.
+        """Finish all complete answers in the buffer; move the bytes of an incomplete body to its own buffer.
 
         The beginning of an incomplete head stays in the buffer.
         """
@@ -301,7 +303,10 @@ class ClientConnection(asyncio.BufferedProtocol):
 
 
 def head_bytes(method: str, target: str, authority: str, headers: Mapping[str, str]) -> bytes:
-    """Return a request's head up to the empty line. `headers` must hold Content-Length for a body."""
+    """Return the head of a request as bytes, with the empty line at its end.
+
+    `authority` is the value of `Host`. If the request has a body, `headers` must have its Content-Length.
+    """
     lines = [f"{method} {target} HTTP/1.1", f"Host: {authority}"]
     lines += [f"{name}: {value}" for name, value in headers.items()]
     text = "\r\n".join(lines) + "\r\n\r\n"
@@ -312,10 +317,11 @@ def head_bytes(method: str, target: str, authority: str, headers: Mapping[str, s
 async def open_connection(
     url: str, *, timeout_s: float, shard: tuple[int, int] | None = None, trust: Trust = SYSTEM
 ) -> ClientConnection:
-    """Open a connection to `url`; ConnectionFailed (not sent) if that fails within `timeout_s`.
+    """Open a connection to `url`; raise `ConnectionFailed` (not sent) if that fails or takes too long.
 
-    `shard`, (number, of how many), picks the shard of a shared port that the connection is to reach. The
-    server of a URL with https must have a certificate that `trust` accepts; else it is `TlsFailed`.
+    `shard` is (number, number of shards): through a node's shared port the connection then leads to that
+    shard. The server of a URL with https must have a certificate that `trust` accepts; if not, `TlsFailed`
+    is raised.
     """
     target = Target.of(url)
     tls = trust.context() if target.tls else None
@@ -363,7 +369,10 @@ async def ask_once(
     headers: Mapping[str, str] | None = None,
     trust: Trust = SYSTEM,
 ) -> Answer:
-    """Send one request without a body on its own connection; ConnectionFailed after `timeout_s` overall."""
+    """Send one request without a body on a new connection, and return the answer.
+
+    Raises `ConnectionFailed` if that takes longer than `timeout_s` in all.
+    """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_s
     head = head_bytes(method, target, Target.of(url).authority, {"Connection": "close", **(headers or {})})

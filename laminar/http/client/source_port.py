@@ -2,7 +2,7 @@
 
 All shards of a node listen on its shared port, and the kernel gives a connection to shard
 `(source port >> 1) mod shards` (docs/decisions/0004). So a client that binds a fitting port before it
-connects reaches the shard that owns what it wants, also where only the shared port is let through.
+connects reaches the shard that owns what it wants, even if a firewall lets only the shared port through.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _TAKEN: Final = (errno.EADDRINUSE, errno.EADDRNOTAVAIL)
 
 
 def fitting_ports(shard: int, shards: int, *, rng: random.Random) -> Iterator[int]:
-    """Yield every dynamic source port that leads to `shard`, once, beginning at a random one.
+    """Yield the odd dynamic source ports that lead to `shard`, each once, beginning at a random one.
 
-    Odd ones alone: Linux's `connect` hands out even ones, so these are likely to be free.
+    Only odd ports, because Linux's `connect` prefers even ones, so the odd are likely to be free.
     """
     assert 0 <= shard < shards, f"shard {shard} of {shards}"
     halves = range(_FIRST_HALF + (shard - _FIRST_HALF) % shards, _END_OF_HALVES, shards)
@@ -38,7 +38,9 @@ def fitting_ports(shard: int, shards: int, *, rng: random.Random) -> Iterator[in
 async def connect_to_shard(
     host: str, port: int, *, shard: int, shards: int, rng: random.Random
 ) -> socket.socket:
-    """Return a socket connected over the shared port to `shard`, or to any if no fitting port is free.
+    """Return a socket that is connected over a node's shared port `port` to `shard`.
+
+    If no fitting source port is free, it is connected to any shard.
 
     Raises:
         OSError: connecting failed.

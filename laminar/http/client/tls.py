@@ -1,8 +1,8 @@
 """The TLS settings of a client: the CAs that it trusts, its certificate, and the errors of handshakes.
 
 A `Trust` makes the TLS settings of connections from the CAs of a file, or from those of the system. Each
-server's certificate is verified, and that it is for the host that is asked: this cannot be switched off. A
-certificate of the client is shown to each server that asks for one.
+server's certificate is verified, and must name the host of the URL: this cannot be switched off. The client's
+own certificate is shown to each server that asks for one.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class Trust:
 
     `ca` is the path of a PEM file, or the text of one. `certificate` and `key` are paths of PEM files with
     the client's own certificate; without `key` the key is in the certificate's file. Files that change are
-    read again for the next connection; while one cannot be read, what was read last is used.
+    read again for the next connection; while a file cannot be read, its last content is used.
 
     Raises:
-        ValueError: when made with a file or text that has no certificate, or a key that does not fit.
+        ValueError: a file or text has no certificate, or the key does not belong to the certificate.
     """
 
     def __init__(
@@ -56,14 +56,14 @@ class Trust:
 
     @classmethod
     def of(cls, context: ssl.SSLContext, name: str) -> Trust:
-        """Return the trust that `context` has; `name` is its CAs in words."""
+        """Return a `Trust` that uses `context` for all connections; `name` describes its CAs in errors."""
         made = cls()
         made._context, made._name = context, name
         return made
 
     @property
     def name(self) -> str:
-        """The CAs in words, for errors."""
+        """A description of the CAs, for errors: a path, or words."""
         if self._ca is None:
             return self._name
         return "the given CA" if is_pem(self._ca) else self._ca
@@ -81,7 +81,10 @@ class Trust:
         return self._context
 
     def refused(self, url: str, fault: ssl.SSLError) -> TlsFailed | None:
-        """Return the failure of a handshake with `url`; None if the connection was only lost in it."""
+        """Return the error to raise for a failed handshake with `url`, with advice on what to do.
+
+        None if the connection was only lost during the handshake, so that it may be tried again.
+        """
         host = Target.of(url).host
         if isinstance(fault, ssl.SSLCertVerificationError):
             said, hint = fault.verify_message.rstrip("."), None

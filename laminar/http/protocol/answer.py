@@ -1,7 +1,7 @@
-"""Where a client's request goes, and the two ways it can end: with an answer, or with a failure.
+"""The target of a client's request, and its two possible results: an answer, or a failure.
 
-A failure says whether the server can have acted on the request; the decision to
-repeat it needs nothing else.
+A failure says whether the server may have acted on the request. That is all that a caller needs to decide
+whether the request may be repeated.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 
 
 class ConnectionFailed(Exception):
-    """No answer came. ``sent``: the server may have acted on some of the request."""
+    """A request got no answer. If `sent` is true, the server may have acted on it; if false, it has not."""
 
     def __init__(self, reason: str, *, sent: bool) -> None:
         super().__init__(reason)
@@ -25,9 +25,9 @@ class ConnectionFailed(Exception):
 
 
 class TlsFailed(ConnectionFailed):
-    """No TLS connection to the server is possible as things are; `hint` says what to do, where that is known.
+    """The TLS handshake with the server failed because of a certificate, a CA or the URL.
 
-    To try again helps only when a certificate, a CA or the URL has changed.
+    A retry helps only after one of these was changed. `hint` says what to change; None if that is not known.
     """
 
     def __init__(self, reason: str, *, hint: str | None = None) -> None:
@@ -56,7 +56,10 @@ OnAnswer: TypeAlias = Callable[[Answer | None, ConnectionFailed | None], None]
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The server that a URL names. ``path`` is set for Unix sockets (abstract names begin with NUL)."""
+    """The server that a URL names: a host and port, or the `path` of a Unix socket.
+
+    The `path` of an abstract Unix socket begins with NUL.
+    """
 
     host: str
     port: int
@@ -65,8 +68,9 @@ class Target:
 
     @classmethod
     def of(cls, url: str) -> Target:
-        """Read ``http://host:port``, ``https://…``, ``unix:@name``, ``unix:/path``, ``http+unix://…``.
+        """Return the target of a URL.
 
+        It may be ``http://host:port``, ``https://…``, ``unix:@name``, ``unix:/path`` or ``http+unix://…``.
         Raises ValueError for anything else.
         """
         if url.startswith("unix:"):
@@ -81,7 +85,7 @@ class Target:
 
     @property
     def authority(self) -> str:
-        """The value of the Host header."""
+        """The value of the Host header of requests to this target."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.path is not None else f"{host}:{self.port}"
 

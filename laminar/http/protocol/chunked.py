@@ -25,11 +25,11 @@ _HEX: Final = frozenset(b"0123456789abcdefABCDEF")
 
 
 class ChunkedError(ValueError):
-    """The body doesn't follow the coding; nothing after it can be trusted."""
+    """The body does not follow the chunked coding, so the bytes after it cannot be read as a request."""
 
 
 class TooLargeError(ChunkedError):
-    """The data exceed the limit; `received_bytes` is what the coding has announced so far."""
+    """The body exceeds `limit_bytes`; `received_bytes` is the sum of the chunk lengths announced so far."""
 
     def __init__(self, received_bytes: int, limit_bytes: int) -> None:
         super().__init__(f"chunked body of at least {received_bytes} bytes; the limit is {limit_bytes}")
@@ -38,7 +38,10 @@ class TooLargeError(ChunkedError):
 
 
 class ChunkedDecoder:
-    """A decoder of one chunked body into `body`; `done` once the final chunk and its trailer were read."""
+    """A decoder of one chunked body.
+
+    `body` has the data decoded so far. `done` is true when the final chunk and its trailer were read.
+    """
 
     __slots__ = (
         "_line",
@@ -64,13 +67,13 @@ class ChunkedDecoder:
         self._overhead_bytes = 0
 
     def feed(self, data: bytes, position: int = 0) -> int:
-        """Take bytes from `position`; return the position after the last one used.
+        """Decode the bytes of `data` from `position` on; return the position after the last byte used.
 
         All of `data` is used unless the body ends within it.
 
         Raises:
-            TooLargeError: a chunk's length passes the limit; raised before its bytes come.
-            ChunkedError: the coding is malformed, or takes much more bytes than the data.
+            TooLargeError: with the next chunk the body would exceed the limit; raised before its data come.
+            ChunkedError: the coding is malformed, or needs many more bytes than the data itself.
         """
         assert not self.done, "fed after its end"
         end = len(data)
@@ -142,7 +145,7 @@ class ChunkedDecoder:
 
 
 def encode_chunk(data: bytes | bytearray | memoryview) -> list[bytes | bytearray | memoryview]:
-    """Return the buffers of one chunk; none for empty data, which would end the body."""
+    """Return the buffers of one chunk with `data`; an empty list for empty data, which would end the body."""
     return [b"%x\r\n" % len(data), data, b"\r\n"] if len(data) else []
 
 

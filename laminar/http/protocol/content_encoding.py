@@ -1,8 +1,8 @@
 """Content codings of request bodies: zstd and gzip, removed under a limit.
 
-The limit holds for what comes out, so a small body can't become a large
-one. zstd's window is bounded too (8 MiB, as RFC 9659 asks), as a frame may
-demand it before it gives its first byte.
+The limit holds for the decompressed bytes, so that a small body cannot fill the memory. zstd's window is
+limited too (to 8 MiB, as RFC 9659 asks), because a frame may require its whole window before its first byte
+is decompressed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _LARGEST_WINDOW_LOG: Final = 23
 
 
 def check_coding(coding: str) -> None:
-    """Refuse an unsupported coding: 415 with the supported ones."""
+    """Raise `HttpError` 415, which names the supported codings, if `coding` is not one of them."""
     if coding.strip().lower() not in (*CODINGS, "identity", "x-gzip"):
         raise HttpError(
             415,
@@ -33,7 +33,10 @@ def check_coding(coding: str) -> None:
 
 
 def decode_content(body: bytes | bytearray | memoryview, coding: str, *, limit_bytes: int) -> bytes:
-    """Return the body without its coding; 413 beyond the limit, 400 if it is damaged or cut short."""
+    """Return the decompressed body.
+
+    Raises `HttpError` 413 if it is larger than `limit_bytes`, and 400 if it is damaged or cut short.
+    """
     check_coding(coding)
     coding = coding.strip().lower()
     if coding == "identity":
@@ -68,7 +71,7 @@ def _decode_zstd(body: bytes, limit_bytes: int) -> bytes:
 
 
 def _decode_members(body: bytes, limit_bytes: int, decompressor: Callable[[], Any]) -> bytes:
-    """Return what the members of gzip, or frames of zstd, in `body` hold together; there may be several."""
+    """Return the decompressed bytes of all members (of gzip) or frames (of zstd) in `body`, joined."""
     parts: list[bytes] = []
     left = limit_bytes
     while body:

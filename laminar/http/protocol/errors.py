@@ -1,6 +1,6 @@
-"""The error of the HTTP protocol: a message is refused, with a status.
+"""The exception by which the HTTP code refuses a message.
 
-It knows no media type and no table of codes: the server's `on_error` makes an answer of it.
+It has a status, but neither a body nor a code of the API: the server's `on_error` makes the answer from it.
 Reference: RFC 9110, section 15.
 """
 
@@ -10,10 +10,11 @@ from collections.abc import Iterable
 
 
 class HttpError(Exception):
-    """A message that is refused.
+    """A message is refused; the answer has the given status.
 
-    `reason` is a short name of what is wrong, such as ``malformed``; `field` names the part of the message,
-    `value` is what was found there and `limit` what would be allowed. `headers` belong into the answer.
+    `reason` is a short name of the fault, such as ``malformed``. `field` names the part of the message that
+    is wrong, `value` is what was found there, and `limit` is what would be allowed. `headers` are added to
+    the answer.
     """
 
     def __init__(

@@ -1,4 +1,9 @@
-"""A flow: all requests of one client over all its connections. Flows share the turns of a server's loop."""
+"""Flows: the requests of each client, by which a server shares the time of its event loop.
+
+A flow is all requests of one client (of one principal) over all its connections. In a *turn* of the loop a
+flow may begin a limited number of requests and get a limited number of answers; the rest waits for the next
+turn (`laminar.http.server.turns`).
+"""
 
 from __future__ import annotations
 
@@ -22,22 +27,24 @@ REQUEST_SHIFT: Final = 16
 
 
 class Waiting(Protocol):
-    """A connection that waits for a turn, with its next request or with answers that could be sent."""
+    """A connection, or a forwarded request, that waits for the next turn of its flow."""
 
     def take_turn(self) -> None:
-        """Continue while the flow has a share of this turn left."""
+        """Begin the waiting requests, or send the waiting answers, up to the flow's share of this turn."""
         ...
 
 
 class Flow:
-    """A flow: its share left of the present turn (in answers), its connections, and those that wait.
+    """All requests of one client, and the client's share of the present turn of the loop.
 
-    Once it has no more than `renewed_at` left, it `is_due`: the next turn fills up its share.
-    `muted` are those of its connections on which no request begins for a while, because the flow was over its
-    limit; `reads` counts its reads on its own connections that have begun and have no answer yet. A server
-    makes none: its application says to which flow a connection belongs. `passed` are its requests in progress
-    that came on no connection of its own, `woken` those of them that have their turn and have not gone on
-    yet.
+    The application creates flows, and says to which flow a connection belongs; the server creates none.
+    `left` is what remains of the share in this turn, counted in answers. When it falls to `renewed_at`, the
+    flow `is_due`: the next turn fills up its share. The flow `is_spent` when nothing is left. `waiting` holds
+    what waits for the next turn. `connections` is the number of the flow's connections; `muted` is the number
+    of those that begin no request for a while, because the client exceeded its rate limit. `reads` is the
+    number of its reads on these connections that have begun and have no answer yet. `passed` is the number of
+    its requests in progress that another shard forwarded, so that they came on a connection of another flow;
+    `woken` is the number of those whose turn has come but that have not continued yet.
     """
 
     __slots__ = (
@@ -57,7 +64,8 @@ class Flow:
     def __init__(self, *, are_strangers: bool = False) -> None:
         """Make a flow without connections.
 
-        Connections of strangers (clients without a principal) are closed first when there are too many.
+        `are_strangers` is set for the flow of clients that have not proved a principal. If there are too many
+        connections, those of strangers are closed first.
         """
         self.are_strangers = are_strangers
         self.left = TURN * REQUEST
@@ -73,21 +81,24 @@ class Flow:
 
     @property
     def is_used(self) -> bool:
-        """Whether the flow has a connection or a request here."""
+        """Whether the flow has a connection or a request on this server; an unused one may be dropped."""
         return bool(self.connections or self.passed or self.waiting)
 
 
 class Turns(Protocol):
-    """The turns of a server, for requests that come on no connection of their flow (forwarded ones)."""
+    """The turns of a server's loop, as forwarded requests wait for them.
+
+    Such a request comes on the connection of another shard, and not on one of its own flow.
+    """
 
     def enter(self, flow: Flow) -> None:
-        """Count one more such request of a flow."""
+        """Count a forwarded request of `flow` as in progress."""
         ...
 
     def exit(self, flow: Flow) -> None:
-        """Count one such request less."""
+        """Count a forwarded request of `flow` as ended."""
         ...
 
     async def turn(self, flow: Flow, cost: int) -> None:
-        """Wait until the flow has a share of a turn left, and take `cost` (in answers) from it."""
+        """Wait until `flow` may continue in a turn; take `cost` (in answers) from its share of that turn."""
         ...

@@ -1,9 +1,7 @@
-"""Requests as an application sees them and responses as it makes them.
+"""The interface between a server and its application: requests, responses, and the methods to answer them.
 
-`Response.encode` is the only place where a status line is written. A receipt is
-on the hot path: an application that answers the same headers again and again
-encodes them once (`encode_headers`) and passes the block, so that a response
-costs one join.
+An application that sends the same headers with many responses encodes them once (`encode_headers`) and passes
+the bytes as a `header_block`. That makes receipts of appends, the most frequent responses, cheap.
 """
 
 from __future__ import annotations
@@ -45,12 +43,15 @@ SANDBOX_BLOCK: Final = b"Content-Security-Policy: default-src 'none'; sandbox\r\
 
 
 def status_line(status: int) -> bytes:
-    """Return the status line with its CR LF."""
+    """Return the status line of a response, as bytes with CR LF."""
     return STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status
 
 
 def encode_headers(headers: Iterable[tuple[str, str]]) -> bytes:
-    """Return headers as they are sent. A line break in one would be a second header: asserted."""
+    """Return headers as the bytes of a response, each line with CR LF.
+
+    It asserts that no header has a line break, which would begin another header.
+    """
     block = "".join([f"{name}: {value}\r\n" for name, value in headers]).encode("latin-1", "replace")
     assert block.count(b"\n") == block.count(b"\r\n") == block.count(b"\r"), block
     return block
@@ -60,12 +61,14 @@ class Request:
     """One request. Its headers and query must not be changed: requests with equal heads share them.
 
     `body` is empty in `Application.head`; in `Application.handle` it is complete and decoded from its
-    ``Content-Encoding``. `connection` has `peer` and an attribute `context` for the application. `parsed` is
-    the result of `Application.parse` for a large body, else None. `Application` sets `answer_bytes` if a read
-    may have a large answer: then the requests pipelined after it wait until there is room for more answers.
-    Without it reads by GET and HEAD count as `USUAL_ANSWER_BYTES`, and no other request is a read.
-    `Application.handle` sets `ends_with_peer` if its coroutine is to be cancelled when the peer is gone, as
-    that of a read by GET always is, or closes its side.
+    ``Content-Encoding``. `connection` is the connection on which the request came. `parsed` is the result of
+    `Application.parse` for a large body, else None.
+
+    The application may set two attributes. `answer_bytes` is the largest size of a read's answer: the server
+    begins no further request of the connection while its reads may have too many bytes of answers. Without it
+    a GET or HEAD counts as a read of `USUAL_ANSWER_BYTES`, and another request as no read. `ends_with_peer`
+    tells the server to cancel the coroutine of `Application.handle` as soon as the peer closes its side; that
+    of a GET is in any case cancelled when the connection is lost.
     """
 
     __slots__ = (
@@ -99,12 +102,12 @@ class Request:
 
     @property
     def peer(self) -> str:
-        """The other end: ``host:port``, or ``unix``."""
+        """The client's address as ``host:port``, or ``unix`` for a Unix socket."""
         return self.connection.peer
 
     @property
     def content_length(self) -> int | None:
-        """Length announced for the body, before decoding; None if it comes chunked."""
+        """Length of the encoded body in bytes, as the head announces it; None if the body comes chunked."""
         return None if self.head.chunked else self.head.content_length
 
     def __repr__(self) -> str:
@@ -112,26 +115,26 @@ class Request:
 
 
 class Connection(Protocol):
-    """The connection of a request, as far as an application may know it."""
+    """The connection of a request, as an application uses it; `context` is for data of the application."""
 
     context: Any
 
     @property
     def flow(self) -> Flow | None:
-        """The flow to which the connection belongs; None if it belongs to none and waits for no turn."""
+        """The flow (all requests of one client) of the connection; without one it waits for no turns."""
 
     def join(self, flow: Flow) -> None:
-        """Assign the connection to a flow, in place of the one before."""
+        """Assign the connection to `flow`, and remove it from the flow that it had before."""
 
     def read_refusal(self) -> tuple[int, int] | None:
-        """Return how many reads of this flow are under way, and the limit, if one more is too many.
+        """Return why the connection's flow may not begin another read; None if it may.
 
-        That is counted. None: there is room.
+        The reason is (number of its reads in progress, limit). A refusal is counted.
         """
 
     @property
     def peer(self) -> str:
-        """The other end: ``host:port``, or ``unix``."""
+        """The client's address as ``host:port``, or ``unix`` for a Unix socket."""
 
     @property
     def certificate(self) -> Mapping[str, Any] | None:
@@ -139,13 +142,14 @@ class Connection(Protocol):
 
 
 class Response:
-    """An answer. `header_block` is headers already encoded; it comes before `headers`.
+    """The answer to a request.
 
-    A `body` of several buffers is written without joining; an async iterator
-    is sent chunked (or until the connection's end in HTTP/1.0), unless its
-    `length` is known. An `endless` one is ended when the peer closes its side
-    or the server drains. `close` ends the connection after it. After a refusal by
-    `Application.head` the connection is not read for `mute_s` seconds.
+    `header_block` has headers that are already encoded; it is sent before `headers`. A `body` of several
+    buffers is written without joining them. A body that is an async iterator is sent chunked (to an HTTP/1.0
+    client: up to the end of the connection), unless its `length` is given. Such a body is `endless` if it has
+    no end by itself; it is ended when the peer closes its side or the server drains. With `close` the
+    connection is closed after the answer. `mute_s` is for a refusal by `Application.head` because of a rate
+    limit: the server begins no request of the connection for this number of seconds.
     """
 
     is_page: ClassVar[bool] = False
@@ -175,7 +179,7 @@ class Response:
 
     @classmethod
     def json(cls, value: Any, status: int = 200, *, headers: Sequence[tuple[str, str]] = ()) -> Response:
-        """Return a JSON answer of anything msgspec can write, with a newline for terminals."""
+        """Return an answer with `value`, encoded by msgspec, as its JSON body, which ends with a newline."""
         return cls(status, headers, msgspec.json.encode(value) + b"\n", header_block=_JSON_BLOCK)
 
     def __repr__(self) -> str:
@@ -183,11 +187,11 @@ class Response:
 
 
 class Later:
-    """An answer that is made from a future's result only when it is its turn to be sent.
+    """An answer that is made from the result of a future when the answer can be sent, not when that is done.
 
-    Many futures may resolve at once, as those of all appends of one sync do; making all their answers at that
-    moment would hold the loop. Use it for changes only: the server does not cancel the future, which others
-    may await too.
+    Many futures may be done at once, as those of all appends of one sync are; making all their answers at
+    that moment would block the loop. Use it for requests that change something, not for reads: the server
+    never cancels the future, because other requests may await it too.
     """
 
     __slots__ = ("future", "make")
@@ -202,7 +206,10 @@ class Later:
 
 
 class Page(Response):
-    """An answer that is a page of the server itself, or a file of one, with a `Content-Security-Policy`."""
+    """An answer that is a page of the server itself, or a file of a page.
+
+    It needs a `Content-Security-Policy` among its headers; other answers get the strictest one.
+    """
 
     __slots__ = ()
     is_page: ClassVar[bool] = True
@@ -214,22 +221,23 @@ class Application(Protocol):
     def head(self, request: Request) -> Response | None:
         """Check a head before its body is read: return None to go on, or a response that refuses it.
 
-        The body of a refused request is not read. `WAIT` means that the connection has joined a flow that has
-        used up its share of this turn: the head is given once more in the next one.
+        The body of a refused request is not read. The application returns `WAIT` if it has assigned the
+        connection to a flow that has used up its share of this turn: the server then calls this method with
+        the same head again in the next turn.
         """
         ...
 
     def parse(self, request: Request) -> Any:
-        """Parse a body that is too large to be read on the event loop; called in another thread.
+        """Parse a body that would take too long to parse on the event loop; called in another thread.
 
         The result becomes `request.parsed`. The method must not use state that the event loop changes.
         """
         ...
 
     def handle(self, request: Request) -> Response | Awaitable[Response]:
-        """Answer a request whose body is complete, at once, by a future, or `Later`.
+        """Return the answer to a request whose body is complete, or an awaitable of the answer.
 
-        For a returned coroutine the server makes a task.
+        That is a future, a `Later`, or a coroutine, for which the server makes a task.
         """
         ...
 

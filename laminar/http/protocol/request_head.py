@@ -33,12 +33,12 @@ _SINGLE: Final = frozenset(
 
 
 class RequestHead:
-    """A request line and its headers; shared between requests, so it must not be changed.
+    """A request line and its headers; requests with equal heads share it, so it must not be changed.
 
-    `headers` has lower-case names; repeated ones are joined by ``", "``.
-    `content_length` is 0 without a body and for a chunked one. `segments` is
-    the path split at ``/`` and then percent-decoded, so an encoded slash stays
-    inside its segment. `memo` belongs to the application (routing).
+    `headers` has lower-case names; values of a repeated header are joined by ``", "``. `content_length` is 0
+    without a body and for a chunked one. `segments` is the path split at ``/`` and then percent-decoded, so
+    an encoded slash stays inside its segment. In `memo` the application stores the route and the principal
+    that it found for the head.
     """
 
     __slots__ = (
@@ -76,7 +76,7 @@ class RequestHead:
 
 
 class _Collector:
-    """A receiver of what httptools reports of one head."""
+    """The callbacks of httptools for one head: they collect the target and the headers that it reports."""
 
     __slots__ = ("begun", "body", "headers", "target")
 
@@ -100,10 +100,10 @@ class _Collector:
 
 
 def parse_request_head(data: bytes) -> RequestHead:
-    """Parse one whole head, its empty line included.
+    """Return the request head in `data`, one whole head with its empty line.
 
-    Raises `HttpError` (400 `malformed`, 414, 417, 431, 501, 505) for whatever
-    two readers might understand differently, with the field it found.
+    Raises `HttpError` (400 `malformed`, 414, 417, 431, 501 or 505) for a head that is wrong, that exceeds a
+    limit, or that another HTTP program might understand differently.
     """
     assert data.endswith(END_OF_HEAD), data[-8:]
     line = data[: data.index(b"\r\n")]
@@ -153,14 +153,14 @@ def parse_request_head(data: bytes) -> RequestHead:
 
 
 def head_too_large(size: int) -> HttpError:
-    """Return the 431 error of a head that is too large."""
+    """Return the error 431 for a head of `size` bytes, which is too large."""
     return HttpError(
         431, "headers_too_large", "the head is too large", field="head", value=size, limit=LONGEST_HEAD_BYTES
     )
 
 
 def fault_of_unfinished_head(data: bytes, position: int) -> HttpError | None:
-    """Return why the bytes from `position` cannot become a head, however they go on; None while they can."""
+    """Return the error if the bytes from `position` cannot be the beginning of a head; None if they can."""
     size = len(data) - position
     if size > LONGEST_HEAD_BYTES:
         return head_too_large(size)
@@ -236,7 +236,7 @@ def _origin_form(target: bytes) -> tuple[str, str | None]:
 
 
 def _frame_body(head: RequestHead) -> None:
-    """Set how the body is framed and whether the connection goes on after it."""
+    """Set the attributes of a head that say how its body is framed, and whether the connection then ends."""
     headers = head.headers
     if "connection" in headers:
         options = {option.strip().lower() for option in headers["connection"].split(",")}
@@ -269,7 +269,7 @@ def _frame_body(head: RequestHead) -> None:
 
 
 class RequestHeads:
-    """A cache of parsed heads by their bytes; bounded, and emptied all at once."""
+    """A cache of parsed request heads, by their bytes; when it is full, it is emptied as a whole."""
 
     MOST: ClassVar = 1024
     LONGEST_BYTES: ClassVar = 2048
@@ -280,7 +280,7 @@ class RequestHeads:
         self.get = self._heads.get
 
     def parse(self, data: bytes) -> RequestHead:
-        """Parse a head that `get` didn't know, and cache it."""
+        """Parse a head that the cache does not have, and add it; return the head."""
         head = parse_request_head(data)
         if len(data) <= self.LONGEST_BYTES:
             if len(self._heads) >= self.MOST:
@@ -298,9 +298,10 @@ def split_path(path: str) -> tuple[str, ...]:
 
 
 def parse_query(query: str) -> dict[str, str]:
-    """Return names and values of a query; 400 `malformed` for a repeated name or text that isn't UTF-8.
+    """Return the parameters of a query string, decoded, by name.
 
-    ``+`` stands for a space, as in forms: that is what clients' query builders write.
+    ``+`` stands for a space, as in forms, because the functions by which clients make queries write it so.
+    Raises 400 `malformed` for a repeated name or for text that is not UTF-8.
     """
     found: dict[str, str] = {}
     for part in query.split("&"):
@@ -322,7 +323,7 @@ _BROKEN_PERCENT: Final = re.compile(r"%(?![0-9A-Fa-f]{2})")
 
 
 def decode_percent(text: str, *, field: str) -> str:
-    """Return percent-decoded text; 400 `malformed` if it isn't UTF-8 or has a stray percent sign."""
+    """Return percent-decoded text; raise 400 `malformed` if it is not UTF-8 or has a stray percent sign."""
     if "%" not in text:
         return text
     try:

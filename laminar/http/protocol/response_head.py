@@ -1,6 +1,6 @@
 """Heads of responses, as a pure function from bytes.
 
-A regular expression does it: httptools' parser with the missing checks is no faster and accepts more
+A regular expression parses them: httptools' parser with the missing checks is no faster and accepts more
 (docs/decisions/0017-own-http.md). It is strict, because a client that guesses may take one answer's body for
 the next answer. Reference: RFC 9112, sections 4 to 6; tests compare it with h11.
 """
@@ -36,11 +36,14 @@ class ResponseHead:
 
 
 class BadResponseHead(ValueError):
-    """The server's bytes are no HTTP/1.x response."""
+    """The bytes that a server sent are not the head of an HTTP/1.x response."""
 
 
 def parse_response_head(data: bytes) -> ResponseHead:
-    """Parse one whole response head, its empty line included; `BadResponseHead` if it is none."""
+    """Return the response head in `data`, one whole head with its empty line.
+
+    Raises `BadResponseHead` if `data` is not a valid head.
+    """
     match = _HEAD.match(data)
     if match is None:
         raise BadResponseHead(f"no head of a response: {data[:80]!r}")

@@ -1,7 +1,8 @@
-"""Detection of a peer that stalls, as a pure object: windows of time with a floor of bytes in each.
+"""Detection of a stalled peer: one that sends, or reads, too slowly or not at all.
 
-Each connection of a server has one and updates it with the bytes received and
-sent whenever it is swept. It knows neither sockets nor answers.
+Time is divided into windows. In each the peer must transfer a minimum number of bytes (the *floor*, a rate in
+bytes/s). Each connection of a server has a `StallDetector`, and about once a second passes it the time and
+the bytes received or sent so far. The detector reads no clock, and knows neither sockets nor answers.
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ class StallDetector:
         self._writing = False
 
     def restart(self, now_s: float, *, received: int) -> None:
-        """Begin a new window, because the connection now waits for something else."""
+        """Begin a new window at `now_s`, because the connection now waits for another part of a request."""
         self._since_s, self._received, self._in_head = now_s, received, False
 
     def over(self, now_s: float, *, limit_s: float) -> bool:
-        """Return whether the window has lasted longer than `limit_s`."""
+        """Return whether the current window has lasted longer than `limit_s`; the window goes on."""
         return now_s - self._since_s > limit_s
 
     def over_body(self, now_s: float, *, received: int, window_s: float, floor_bytes_per_s: float) -> bool:
-        """Return whether the window is over and the peer sent less than the floor; begin the next window.
+        """Return whether the peer sent the body more slowly than the floor, over a window of `window_s`.
 
-        While the window is not over, False is returned and it goes on.
+        Until the window has lasted `window_s` the result is False. Then the next window begins.
         """
         elapsed_s = now_s - self._since_s
         if elapsed_s <= window_s:
@@ -45,7 +46,7 @@ class StallDetector:
     def over_head(self, now_s: float, *, limit_s: float) -> bool:
         """Return whether an incomplete head has been waiting for longer than `limit_s`.
 
-        Its window begins with the first call for this head. Further bytes of the head do not restart it.
+        The time counts from the first call for this head; further bytes of the head do not restart it.
         """
         if not self._in_head:
             self._since_s, self._in_head = now_s, True
@@ -53,16 +54,17 @@ class StallDetector:
         return now_s - self._since_s > limit_s
 
     def over_idle(self, now_s: float, *, received: int, limit_s: float) -> bool:
-        """Return whether nothing has arrived for `limit_s`."""
+        """Return whether nothing has arrived for longer than `limit_s`, between two requests."""
         if self._in_head or received != self._received:
             self.restart(now_s, received=received)
             return False
         return now_s - self._since_s > limit_s
 
     def over_writing(self, now_s: float, *, drained: int, window_s: float, floor_bytes_per_s: float) -> bool:
-        """Return whether the window is over and the peer took less than the floor; begin the next window.
+        """Return whether the peer read answers more slowly than the floor, over a window of `window_s`.
 
-        The first window begins with the first call after bytes wait to be sent.
+        Call it while bytes wait to be sent; the first such call begins the first window. Until the window has
+        lasted `window_s` the result is False. Then the next window begins.
         """
         if not self._writing:
             self._writing = True
@@ -76,5 +78,5 @@ class StallDetector:
         return slow
 
     def written(self) -> None:
-        """Stop the check of how fast the peer reads: nothing waits to be sent."""
+        """End the check of how fast the peer reads, because no bytes wait to be sent any more."""
         self._writing = False

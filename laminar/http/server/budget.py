@@ -1,4 +1,7 @@
-"""A budget of the bytes that a server holds for its clients, in total and for each address."""
+"""A budget of the bytes (of bodies, or of answers) that a server holds in memory for its clients.
+
+One limit is for all clients together, another for each address, so that no client uses up all the room.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,10 @@ SMALL_BYTES: Final = 64 * 1024
 
 
 class Budget:
-    """The bytes held: `held_bytes` in all, at most `total_bytes`, and `share_bytes` for one address."""
+    """A count of bytes in memory: at most `total_bytes` in all, and `share_bytes` for one address.
+
+    `held_bytes` is the number in all at the moment. Call `lacks` before `take`: `take` checks no limit.
+    """
 
     __slots__ = ("_by_address", "held_bytes", "share_bytes", "total_bytes")
 
@@ -37,12 +43,12 @@ class Budget:
         return None
 
     def take(self, address: str, size: int) -> None:
-        """Count bytes as held for an address."""
+        """Count `size` bytes as held in memory for `address`."""
         self.held_bytes += size
         self._by_address[address] = self._by_address.get(address, 0) + size
 
     def give(self, address: str, size: int) -> None:
-        """Count bytes that were held for an address as free again."""
+        """Count `size` bytes that were held for `address` as free again."""
         left = self._by_address.get(address, 0) - size
         assert left >= 0, f"{address} gives {size} bytes, and has {left + size}"
         self.held_bytes -= size
@@ -53,7 +59,10 @@ class Budget:
 
 
 def address_of(peername: object) -> str:
-    """Return the address by which a peer is counted: IPv4, an IPv6 /64, or one for all Unix sockets."""
+    """Return the key under which a peer's bytes are counted.
+
+    It is the IPv4 address, the first 64 bits of the IPv6 address, or one key for all Unix sockets.
+    """
     if not isinstance(peername, tuple):
         return "unix"
     host = str(peername[0])

@@ -1,9 +1,10 @@
-"""Muted connections: they begin no request for a while, as their client exceeds its rate and does not wait.
+"""Muted connections: the server begins no request of them for a while.
 
-Of a flow's muted connections one continues at a time, `GAP_S` after the one before, in the order in which
-they were refused. Each costs the loop the requests that the rate allows by then, and one more refusal. If
-many continued at once, they would delay all other clients, and a client could cost more by opening more
-connections.
+A connection is muted if its client exceeds its rate limit and goes on sending in spite of the refusal. The
+muted connections of a flow (all requests of one client) are unmuted one at a time, in the order in which they
+were refused, and at least `GAP_S` apart. Each then has the requests carried out that the rate allows by then,
+gets one more refusal, and is muted again. If many were unmuted at once, they would delay all other clients,
+and a client could use more of the loop's time by opening more connections.
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ _ROUNDING_S: Final = 0.001
 
 
 class Muted(Protocol):
-    """A connection that is muted."""
+    """A connection that can be muted (that begins no request for a while)."""
 
     def unmute(self) -> None:
-        """Continue with the bytes that have arrived meanwhile."""
+        """Begin requests again, first those that arrived while the connection was muted."""
         ...
 
 
 class _Line:
-    """The muted connections of one flow: when each may go on, the first refused first."""
+    """The muted connections of one flow, in the order of their refusals, and when each may be unmuted."""
 
     __slots__ = ("free_s", "pauses", "timer")
 
@@ -51,7 +52,10 @@ class Mutes:
         self._lines: dict[Flow, _Line] = {}
 
     def mute(self, flow: Flow, connection: Muted, wait_s: float) -> None:
-        """Mute a connection of a flow; its `unmute` is called after `wait_s` seconds at the earliest."""
+        """Count a connection of `flow` as muted, and call its `unmute` after `wait_s` seconds or later.
+
+        If `wait_s` is above `LONGEST_S`, that is used.
+        """
         line = self._lines.get(flow)
         if line is None:
             line = self._lines[flow] = _Line()
@@ -63,7 +67,7 @@ class Mutes:
             self._await_first(flow, line)
 
     def drop(self, flow: Flow, connection: Muted) -> None:
-        """Remove a connection that has ended or is unmuted."""
+        """Remove a connection from the muted ones, because it has ended or begins requests again."""
         pauses = self._lines[flow].pauses
         del pauses[connection]
         flow.muted = len(pauses)
@@ -74,7 +78,7 @@ class Mutes:
         line.timer = loop.call_at(max(until_s, line.free_s), self._wake_first, flow, line)
 
     def _wake_first(self, flow: Flow, line: _Line) -> None:
-        """Unmute the first connection, unless the timer was set for another one."""
+        """Unmute the first connection of the flow, if its time has come; then set the timer for the next."""
         line.timer = None
         try:
             now_s = asyncio.get_running_loop().time()

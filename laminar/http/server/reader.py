@@ -1,4 +1,4 @@
-"""The half of a server's connection that reads: bytes in, requests to the application.
+"""The half of a server's connection that reads: it makes requests from bytes, and passes them on.
 
 For each request it finds the head, looks it up in the cache of heads or parses it, passes it to the
 application, and collects the body. Small bodies arrive with their head; larger ones of known length are
@@ -64,7 +64,7 @@ _NO_HEAD: Final = RequestHead("GET", "/", {})
 
 
 class Phase(Enum):
-    """The part of a request that the next byte from the peer belongs to."""
+    """What a connection expects to receive next: a head, a body, or bytes to be discarded."""
 
     HEAD = "head"
     BODY = "body"  # of known length, into `_body`
@@ -73,7 +73,10 @@ class Phase(Enum):
 
 
 class Connection(asyncio.BufferedProtocol):
-    """One accepted connection; made by `HttpServer.protocol_factory`."""
+    """The protocol of one accepted connection, for asyncio; created by `HttpServer.protocol_factory`.
+
+    It reads requests and passes them to the application; its `ResponseWriter` sends the answers in order.
+    """
 
     __slots__ = (
         "_at_eof",
@@ -137,7 +140,7 @@ class Connection(asyncio.BufferedProtocol):
     # -- What the event loop calls ------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Start with a connected peer."""
+        """Register the new connection with the server, and keep its transport."""
         self.transport = cast(asyncio.Transport, transport)
         self._is_tls = transport.get_extra_info("sslcontext") is not None
         high = self._server.limits.write_high_bytes
@@ -148,7 +151,7 @@ class Connection(asyncio.BufferedProtocol):
         self._stalls.restart(self._server.now_s, received=0)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Release everything, as the connection has ended."""
+        """Remove the ended connection from the server, and abandon its outstanding answers."""
         self._writer.stopped = True
         self.transport = self._writer.transport = None
         self._body_view = None
@@ -172,7 +175,7 @@ class Connection(asyncio.BufferedProtocol):
         return self._server.scratch
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Take `nbytes` that were received into the buffer returned last."""
+        """Process the `nbytes` that were received into the buffer that `get_buffer` returned last."""
         self._received += nbytes
         self._server.counts.bytes_in += nbytes
         if self._body_view is not None:
@@ -194,25 +197,26 @@ class Connection(asyncio.BufferedProtocol):
             writer.flush_joined()
 
     def eof_received(self) -> bool:
-        """Note that the peer sends nothing more; only its requests with `ends_with_peer` are not answered.
+        """Note that the peer has closed its side; return True to keep the connection open for writing.
 
-        A peer that was killed looks the same. With TLS the loop closes the connection in any case.
+        That is so while answers are outstanding, except with TLS (the loop closes the connection), and except
+        if one of the requests has `ends_with_peer` set: a peer that was killed looks the same.
         """
         self._at_eof = self._writer.room_awaited = True
         busy = self._writer.busy or self._waits_turn
         return not self._is_tls and busy and not self._writer.ends_with_peer
 
     def pause_writing(self) -> None:
-        """Stop taking requests until less than the high mark waits to be sent."""
+        """Stop reading and beginning requests: more bytes of answers wait than the transport's high mark."""
         self._writer.paused = True
         self._pause_reading()
 
     def resume_writing(self) -> None:
-        """Continue, as the peer took its bytes."""
+        """Write further answers and begin requests again: few bytes of answers wait to be sent."""
         self._writer.resume()
 
     def join(self, flow: Flow) -> None:
-        """Assign this connection to a flow, in place of the one before."""
+        """Assign this connection to `flow`, and remove it from the flow that it had before."""
         if self.transport is None:
             return
         if self.flow is not None:
@@ -225,14 +229,16 @@ class Connection(asyncio.BufferedProtocol):
             self._server.known(self)
 
     def take_turn(self) -> None:
-        """Begin requests that have come, as long as the flow has a share of this turn left."""
+        """Begin the requests that have arrived, up to the flow's share of this turn of the loop."""
         self._waits_turn = False
         self._go_on()
 
     def read_refusal(self) -> tuple[int, int] | None:
-        """Return how many reads of this flow are under way, and the limit, if one more is too many.
+        """Return why the connection's flow may not begin another read; None if it may.
 
-        A refusal is counted. A flow alone may have four fifths of all reads that there is room for.
+        The reason is (number of its reads in progress, limit). The limit is a multiple of the reads that the
+        server still has room for: a flow that is alone can have four fifths of the server's `max_reads`.
+        Without a flow both numbers are the server's. A refusal is counted.
         """
         server, flow = self._server, self.flow
         under_way, most = server.reads, server.limits.max_reads
@@ -245,7 +251,7 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def peer(self) -> str:
-        """``host:port`` of the other end, or ``unix``."""
+        """The peer's address as ``host:port``, or ``unix`` for a Unix socket."""
         name = self.transport.get_extra_info("peername") if self.transport is not None else None
         return f"{name[0]}:{name[1]}" if isinstance(name, tuple) else "unix"
 
@@ -282,7 +288,7 @@ class Connection(asyncio.BufferedProtocol):
         )
 
     def _consume(self, data: bytes) -> None:
-        """Begin all requests in `data`; keep what is incomplete or may not be begun yet as the tail."""
+        """Begin all requests in `data`; keep bytes that are incomplete or must wait in `_tail`."""
         server = self._server
         position = begun = 0
         size = len(data)
@@ -334,27 +340,27 @@ class Connection(asyncio.BufferedProtocol):
             self._writer.room_awaited = True
 
     def _await_turn(self, flow: Flow) -> None:
-        """Begin no request until the flow's next turn; bytes that arrive before it pause reading."""
+        """Begin no request until the flow's next turn; if bytes arrive before, reading is paused."""
         self._waits_turn = True
         self._server.turns.wait(flow, self)
 
     def _await_pass(self) -> None:
-        """Let the loop serve all other sockets before more requests of one read begin, without a flow."""
+        """Begin no further request until the loop has served all other sockets (if there is no flow)."""
         self._waits_turn = True
         asyncio.get_running_loop().call_soon(self.take_turn)
 
     def _mute(self, flow: Flow, wait_s: float) -> None:
-        """Begin no request for a while: one was refused for its rate, and the client does not seem to wait.
+        """Begin no request for `wait_s` seconds or more, after one was refused because of the rate limit.
 
-        Bytes that arrive before then pause reading; a client that waits as the answer says notices nothing.
-        Each refusal costs the loop time; without this, a client that ignores refusals would keep it busy.
+        If bytes arrive before then, reading is paused; a client that waits as the refusal asks notices
+        nothing. Each refusal costs the loop time: otherwise a client that ignores them would keep it busy.
         """
         self._muted = self._was_muted = True
         self._server.counts.muted += 1
         self._server.mutes.mute(flow, self, wait_s)
 
     def unmute(self) -> None:
-        """Continue with the bytes that have arrived meanwhile."""
+        """Begin requests again after a pause by `_mute`, first those that arrived during it."""
         if self._muted and self.flow is not None:
             self._muted = False
             self._server.mutes.drop(self.flow, self)
@@ -368,7 +374,7 @@ class Connection(asyncio.BufferedProtocol):
         return self._server.heads.parse(raw)
 
     def _unfinished_head(self, data: bytes, position: int) -> int:
-        """Refuse bytes that cannot become a head, without waiting for more; return where the head begins."""
+        """Answer an error if the bytes from `position` cannot become a head; return where the head begins."""
         while data.startswith(b"\r\n", position):
             position += 2
         error = fault_of_unfinished_head(data, position)
@@ -378,9 +384,9 @@ class Connection(asyncio.BufferedProtocol):
         return position
 
     def _begin(self, head: RequestHead, data: bytes, position: int) -> int:
-        """Pass a head to the application, then take or await its body; return the position after it.
+        """Pass a head to the application, then take or await the body; return the position after the request.
 
-        Return -1 if the application found that the request's flow has used up its turn.
+        Return -1 if the head must wait for the next turn: the request's flow has used up its share.
         """
         server = self._server
         server.counts.requests += 1
@@ -429,9 +435,10 @@ class Connection(asyncio.BufferedProtocol):
         return len(data)
 
     def _refuse(self, head: RequestHead, refusal: Response, data: bytes, position: int) -> int:
-        """Answer without reading the body: skip it if it has arrived already, else end the connection.
+        """Send a refusal without using the body; return the position after the bytes of the request.
 
-        A client that only exceeds its rate keeps its connection also while a small body is still on its way,
+        A body that has arrived already is skipped; otherwise the connection ends after the answer. But a
+        client that only exceeds its rate keeps its connection also while a small body is still on its way,
         because a new connection would cost more than the refusal.
         """
         self._server.counts.refused += 1
@@ -522,7 +529,7 @@ class Connection(asyncio.BufferedProtocol):
         self._prepare(request, reserved)
 
     def _prepare(self, request: Request, reserved: int) -> None:
-        """Decode and parse a large body in another thread; its answer gets its place in the order now."""
+        """Decode and parse a large body in another thread; queue its answer now, to keep the order."""
         server = self._server
         answer: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
         self._writer.pending.append(Exchange(request.head, answer, reserved, time.perf_counter()))
@@ -536,9 +543,9 @@ class Connection(asyncio.BufferedProtocol):
     def _prepared(
         self, request: Request, answer: asyncio.Future[Response], job: asyncio.Future[None]
     ) -> None:
-        """Hand over a request whose body was read, then continue with the bytes after it.
+        """Pass a request whose large body was parsed to the application; then begin the requests after it.
 
-        A change that was begun is carried out even if its peer is gone by now.
+        The request is passed on even if the peer is gone by now.
         """
         self._preparing = False
         try:
@@ -569,7 +576,7 @@ class Connection(asyncio.BufferedProtocol):
             last.reserved = size
 
     def _hand_over(self, request: Request, reserved: int) -> None:
-        """Pass a whole request to the application, and write or keep its answer."""
+        """Pass a whole request to the application, and write its answer or queue the future of it."""
         head, began_s = request.head, time.perf_counter()
         try:
             result = self._server.app.handle(request)
@@ -598,7 +605,10 @@ class Connection(asyncio.BufferedProtocol):
     # -- Ends -----------------------------------------------------------------------------
 
     def _answer_last(self, head: RequestHead, response: Response) -> None:
-        """Answer, and accept no further request: its beginning is unknown, or the connection is to end."""
+        """Send `response` as the last answer of this connection, and begin no further request.
+
+        It is for errors after which it is unknown where the next request begins, and for refused bodies.
+        """
         owed = sum([exchange.reserved for exchange in self._writer.pending])
         if self._writer.reserved_bytes > owed:
             self._writer.release(self._writer.reserved_bytes - owed)
@@ -620,10 +630,7 @@ class Connection(asyncio.BufferedProtocol):
             self._resume_reading()
 
     def drain(self) -> None:
-        """Close the connection if it is idle, else after its outstanding answers.
-
-        An endless answer is ended.
-        """
+        """Close the connection if it is idle, else after its outstanding answers; end an endless answer."""
         if self.idle and self.transport is not None:
             self._writer.stopped = True
             self.transport.close()
@@ -644,7 +651,7 @@ class Connection(asyncio.BufferedProtocol):
                 self.transport.resume_reading()
 
     def _go_on(self) -> None:
-        """Begin the requests that waited in the tail, if there is room again, then continue reading."""
+        """Begin the requests that wait in `_tail`, if limits allow it again; then resume reading."""
         if not (self._paused_reading or self._tail or self._at_eof):
             self._writer.room_awaited = False
             return
@@ -701,7 +708,7 @@ class Connection(asyncio.BufferedProtocol):
             self._end_idle(self.transport, now_s)
 
     def _end_idle(self, transport: asyncio.Transport, now_s: float) -> None:
-        """Close an idle connection; cut it if it has been closing all the while.
+        """Close an idle connection; cut it if it was closed before and has still not ended.
 
         When the peer ends TCP without ending TLS, the loop closes as well, and would wait for ever for a peer
         that does not read the rest.
@@ -715,7 +722,7 @@ class Connection(asyncio.BufferedProtocol):
         transport.close()
 
     def _all_is_sent(self, transport: asyncio.Transport) -> bool:
-        """Return whether the peer's machine has everything, or the connection is lost already.
+        """Return whether the peer's machine has received all bytes sent, or the connection is lost already.
 
         With TLS the loop does not count the bytes that it has encrypted; while it holds any of them, the
         kernel holds some too.

@@ -1,13 +1,12 @@
 """The HTTP/1.1 server of one event loop, with the state that its connections share.
 
-Limits, budgets, counters, the last heads, one receive buffer, one timer. It
-opens no socket itself: the listening sockets belong to the supervisor, and
-`protocol_factory` goes to `loop.create_server`. Tests and embedded nodes use
-`serve`, which does that.
+The connections share limits, budgets, counters, a cache of parsed request heads, one receive buffer and one
+timer. The server opens no socket: the listening sockets belong to the supervisor, which passes
+`protocol_factory` to `loop.create_server`. Tests and embedded nodes use `serve`, which does that.
 
-Body bytes are counted from the moment they are announced until the answer, large answers from when they are
-made until they are sent: over all connections, and for each address. So bodies that clients announce, and
-answers that they do not read, fill no more memory than the two budgets.
+Two budgets limit the memory that clients can fill, over all connections and for each address. The bytes of a
+body count from their announcement until the answer; those of a large answer from when it is made until it is
+sent.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ SCRATCH_BYTES = 256 * 1024
 
 
 def plain_answer(error: BaseException) -> Response | None:
-    """Return an `HttpError` as plain text; None for any other exception."""
+    """Return the answer to an `HttpError`, with the error as plain text; None for any other exception."""
     if not isinstance(error, HttpError):
         return None
     headers = [("Content-Type", "text/plain; charset=utf-8"), *error.headers]
@@ -46,7 +45,10 @@ def plain_answer(error: BaseException) -> Response | None:
 
 
 class HttpServer:
-    """The server of `app` on every connection that `protocol_factory` is called for."""
+    """A server that passes the requests of all its connections to one application, `app`.
+
+    A connection belongs to the server if its protocol comes from `protocol_factory`.
+    """
 
     def __init__(
         self,
@@ -97,11 +99,11 @@ class HttpServer:
         self._period_s = min(1.0, min(limits_s) / 4)
 
     def protocol_factory(self) -> Connection:
-        """Return a connection's protocol, for `loop.create_server` and `create_unix_server`."""
+        """Return the protocol of a new connection: pass this method to the loop's `create_server`."""
         return Connection(self)
 
     async def serve(self, sock: socket.socket, *, backlog: int = 1024) -> asyncio.Server:
-        """Accept on a bound socket, TCP or Unix, until `drain`."""
+        """Accept connections on a bound TCP or Unix socket until `drain`; return asyncio's listener."""
         loop = asyncio.get_running_loop()
         if sock.family == socket.AF_UNIX:
             listener = await loop.create_unix_server(self.protocol_factory, sock=sock, backlog=backlog)
@@ -111,7 +113,10 @@ class HttpServer:
         return listener
 
     async def drain(self, *, timeout_s: float = 10.0) -> bool:
-        """Stop accepting, answer what has arrived, close; return whether all were answered in time."""
+        """Stop the server: accept no connection, answer all requests that have begun, and close.
+
+        Return whether all of them were answered in `timeout_s`; if not, the other connections are cut.
+        """
         self.draining = True
         for listener in self._listeners:
             listener.close()
@@ -133,11 +138,11 @@ class HttpServer:
         return True
 
     def off_loop(self, job: Callable[..., _T], *arguments: Any) -> asyncio.Future[_T]:
-        """Run `job` in a thread for large bodies and answers."""
+        """Run `job` in one of the threads for large bodies and answers; return a future of its result."""
         return asyncio.get_running_loop().run_in_executor(self._off_loop, job, *arguments)
 
     def statistics(self) -> dict[str, int]:
-        """Return all counters, and what is open and reserved now."""
+        """Return all counters, and gauges: open connections, and bytes counted in the two budgets."""
         counted = {name: getattr(self.counts, name) for name in Counts.__slots__}
         return counted | {
             "open_connections": len(self._connections),
@@ -151,10 +156,10 @@ class HttpServer:
     # -- For connections ------------------------------------------------------------------
 
     def opened(self, connection: ServedConnection) -> None:
-        """Register an accepted connection; beyond the limit one is aborted at once.
+        """Register an accepted connection; if there are more than `max_connections`, abort one.
 
-        It is the oldest connection of a stranger (a client without a principal), who could otherwise keep all
-        others out by idle connections; if there is none, it is this one.
+        It aborts the oldest connection of a stranger (a client that has not proved a principal), or the new
+        one if there is no such connection. Otherwise strangers could exclude all others by idle connections.
         """
         self.counts.connections += 1
         if self._timer is None:
@@ -184,7 +189,11 @@ class HttpServer:
             self._empty.set_result(None)
 
     def check_body(self, head: RequestHead, address: str) -> None:
-        """Refuse, by its head, a body that is too large, has an unknown coding, or is beyond the budget."""
+        """Refuse a body by its head, before it is read.
+
+        Raises `HttpError` if the body is too large (413), has an unknown coding (415), or if the budget has
+        no room for it (503).
+        """
         length = head.content_length
         if length > self.limits.max_body_bytes:
             raise HttpError(
@@ -201,7 +210,10 @@ class HttpServer:
         self.check_budget(address, length)
 
     def check_budget(self, address: str, size: int, *, of: int = 0) -> None:
-        """Refuse `size` body bytes that would exceed the budget; `of` is the size of the whole body."""
+        """Raise `HttpError` 503 if `size` more body bytes would exceed the budget.
+
+        `of` is the size of the whole body, if these bytes are a part of one.
+        """
         limit = self.bodies.lacks(address, size, of=of)
         if limit is not None:
             raise HttpError(
@@ -214,7 +226,7 @@ class HttpServer:
             )
 
     def check_answer(self, address: str, size: int) -> None:
-        """Refuse an answer that would exceed the budget of answers that are not sent yet."""
+        """Raise `HttpError` 503 if an answer of `size` bytes would exceed the budget of unsent answers."""
         limit = self.answers.lacks(address, size)
         if limit is not None:
             raise HttpError(
@@ -227,7 +239,7 @@ class HttpServer:
             )
 
     def draining_response(self, head: RequestHead) -> Response:
-        """Return the answer to requests that come while the server goes down."""
+        """Return the answer to a request that comes while the server drains: 503, and the connection ends."""
         response = self.answer_error(HttpError(503, "draining", "this node is stopping"), head)
         response.close = True
         return response

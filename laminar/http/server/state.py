@@ -22,7 +22,7 @@ _T = TypeVar("_T")
 
 
 class ServerLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Bounds of a server; times in seconds, sizes in bytes."""
+    """The limits of a server; times in seconds, sizes in bytes."""
 
     max_body_bytes: int = 64 << 20
     # Bytes of bodies from their announcement until their answer: of all connections, and of one address.
@@ -55,7 +55,7 @@ class ServerLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Counts:
-    """Counters of a server, as plain integers."""
+    """Counters of a server since its start, as plain integers; the server's metrics are made from them."""
 
     __slots__ = (
         "bytes_in",
@@ -93,7 +93,7 @@ class Counts:
         self.responses_5xx = 0
 
     def answered(self, status: int) -> None:
-        """Count an answer by its class."""
+        """Count an answer under the class of its status (2xx to 5xx)."""
         if status < 300:
             self.responses_2xx += 1
         elif status < 400:
@@ -144,7 +144,7 @@ class ServerState(Protocol):
     shard: int | None
 
     def opened(self, connection: ServedConnection) -> None:
-        """Register an accepted connection; beyond the limit one is aborted: of a stranger, or this one."""
+        """Register an accepted connection; if there are too many, abort one of a stranger, or this one."""
         ...
 
     def known(self, connection: ServedConnection) -> None:
@@ -156,19 +156,22 @@ class ServerState(Protocol):
         ...
 
     def check_body(self, head: RequestHead, address: str) -> None:
-        """Raise `HttpError` for an announced body that is too large, has an unknown coding or no budget."""
+        """Raise `HttpError` if the body that `head` announces is too large or has an unknown coding.
+
+        It is also raised if the budget of `address`, or that of all clients, has no room for the body.
+        """
         ...
 
     def check_budget(self, address: str, size: int, *, of: int = 0) -> None:
-        """Raise 503 if `size` more body bytes, of a body of `of` bytes, would exceed the budget."""
+        """Raise `HttpError` 503 if the budget has no room for `size` bytes of a body of `of` bytes."""
         ...
 
     def check_answer(self, address: str, size: int) -> None:
-        """Raise 503 if an answer would exceed the budget of answers that are not sent yet."""
+        """Raise `HttpError` 503 if an answer of `size` bytes would exceed the budget of unsent answers."""
         ...
 
     def draining_response(self, head: RequestHead) -> Response:
-        """Return the answer to requests that come while the server goes down."""
+        """Return the answer to a request that comes while the server drains: 503, and the connection ends."""
         ...
 
     def answer_error(self, error: BaseException, head: RequestHead) -> Response:
@@ -176,5 +179,5 @@ class ServerState(Protocol):
         ...
 
     def off_loop(self, job: Callable[..., _T], *arguments: Any) -> asyncio.Future[_T]:
-        """Run `job` in a thread for large bodies and answers."""
+        """Run `job` in one of the threads for large bodies and answers; return a future of its result."""
         ...

@@ -1,14 +1,15 @@
 """The turns of a server's loop, which the flows of requests share (`laminar.http.protocol.flows`).
 
-A flow may begin `TURN` requests, or `ALONE` if no other has a connection. Then its connections wait, and are
-read no further, until the next turn. That one comes when the loop has looked at all other sockets: so what
-another flow sends is begun after a turn or two of each flow, however many connections these have, and however
-much they send. Answers that become due later count, too: one sync of a log may make hundreds of them due.
+A flow is all requests of one client. In one turn it may begin `TURN` requests, or `ALONE` if no other flow
+has a connection. Then its connections wait, and are read no further, until the next turn, which begins when
+the loop has looked at all other sockets. So a request of another flow begins after a turn or two of each
+flow, however many connections these have, and however much they send. Answers that become due later use up
+the share, too: one sync of a log may make hundreds of them due.
 
-A turn ends when a flow has used up its share, not with each pass of the loop: as long as none does, nothing
-is done here. So a flow may wait for one pass of the loop that did not have to; that costs it microseconds.
-One that is alone mostly waits for nothing: the next turn begins when half of its share is used up, while it
-goes on with the other half. Between two turns it still begins no more than its share.
+A turn ends when a flow has used up its share, not with each pass of the loop: as long as no flow does, this
+module does nothing. So a flow may wait for one pass of the loop without need; that costs it microseconds. A
+flow that is alone seldom waits: the next turn begins when half of its share is used up, while it continues
+with the other half. Between two turns it still begins no more than its share.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from laminar.http.protocol.flows import ALONE, REFUSED_TURN, REQUEST, TURN, Flow
 
 
 class _Passed:
-    """A request that waits for its flow's turn, and came on no connection of its own."""
+    """A request that another shard forwarded, and that waits for its flow's next turn."""
 
     __slots__ = ("_cost", "_flow", "_turns", "woken")
 
@@ -30,7 +31,7 @@ class _Passed:
         self._cost = cost
 
     def take_turn(self) -> None:
-        """Continue the request, soon."""
+        """Wake the task of the request, which then continues."""
         if not self.woken.done():  # otherwise it was cancelled
             self._flow.woken += 1
             self._turns.take(self._flow, self._cost)
@@ -38,10 +39,10 @@ class _Passed:
 
 
 class Turns:
-    """The flows of one server that have used up their share of the present turn.
+    """The turns of one server's loop: it counts each flow's share, and resumes what waits for a turn.
 
-    A flow's requests begin in the order in which they came: those of one connection, and those that were
-    passed on from elsewhere (`turn`).
+    The requests of one connection begin in the order in which they came, and so do those of a flow that
+    other shards forwarded (`turn`).
     """
 
     __slots__ = ("_due", "flows", "turns", "waits")
@@ -53,22 +54,22 @@ class Turns:
         self.waits = 0
 
     def join(self, flow: Flow) -> None:
-        """Count one more connection of a flow."""
+        """Count a new connection of `flow`."""
         flow.connections += 1
         self.flows += flow.connections == 1 and not flow.passed
 
     def leave(self, flow: Flow) -> None:
-        """Count one connection less."""
+        """Count a connection of `flow` as ended."""
         flow.connections -= 1
         self.flows -= flow.connections == 0 and not flow.passed
 
     def enter(self, flow: Flow) -> None:
-        """Count one more request of a flow that was passed on."""
+        """Count a forwarded request of `flow` as in progress."""
         flow.passed += 1
         self.flows += flow.passed == 1 and not flow.connections
 
     def exit(self, flow: Flow) -> None:
-        """Count one request less that was passed on."""
+        """Count a forwarded request of `flow` as ended."""
         flow.passed -= 1
         self.flows -= flow.passed == 0 and not flow.connections
 
@@ -82,7 +83,7 @@ class Turns:
                 self._await_next(flow)
 
     async def turn(self, flow: Flow, cost: int) -> None:
-        """Wait until the flow has a share of a turn left, and take `cost` (in answers) from it."""
+        """Wait until `flow` may continue in a turn; take `cost` (in answers) from its share of that turn."""
         if not (flow.is_spent or flow.waiting or flow.woken):
             self.take(flow, cost)
             return
@@ -102,7 +103,7 @@ class Turns:
         self._await_next(flow)
 
     def _await_next(self, flow: Flow) -> None:
-        """Have the next turn begin soon, and fill up what the flow has left."""
+        """Schedule the next turn, in which the flow's share is filled up."""
         if flow.is_due:
             return
         flow.is_due = True
@@ -117,7 +118,7 @@ class Turns:
         flow.waiting.append(connection)
 
     def _next(self) -> None:
-        """Begin a turn: what waits of each flow continues, in the order in which it began to wait."""
+        """Begin a turn: give each flow its new share, and resume what waits, in the order of its arrival."""
         self.turns += 1
         due, self._due = self._due, []
         is_alone = self.flows <= 1

@@ -39,12 +39,13 @@ PIECE_BYTES: Final = 1 << 20
 
 
 class Exchange:
-    """A request that waits for its turn to be answered: its head, and the answer or the future of the answer.
+    """A request and its answer, from when the request was passed on until the answer is written.
 
-    In bytes: `reserved` is counted in the budget for its body, `expected` is how large the answer of a read
-    may be that a `flow` has begun, and `held` is counted in the budget for the answer once it is made. With
-    `ends_with_peer` the future is cancelled if the peer is gone before, or sends nothing more. `make` makes
-    the answer of the future's result; None: it is the result.
+    `result` is the answer, or a future of it. If `make` is not None, it makes the answer from the future's
+    result. `reserved` is the number of bytes counted in the budget of bodies for the request, and `held` that
+    in the budget of answers for the answer, once it is made. For a read that is not answered yet, `expected`
+    is the largest size of the answer in bytes, and `flow` is the flow that counts the read. If
+    `ends_with_peer` is set, the future is cancelled when the peer closes its side.
     """
 
     __slots__ = (
@@ -79,10 +80,10 @@ _LONGEST_KEPT_LENGTH: Final = 4096
 
 
 class ResponseWriter:
-    """The answers of one connection.
+    """The writer of one connection's answers, in the order of the requests.
 
-    It calls `on_room` when there may be room for further requests and `room_awaited` says that some may wait
-    for it, and `on_end` when the last answer is written.
+    It calls `on_room` when further requests may begin, because answers were written, if `room_awaited` tells
+    that some may be waiting for that; and `on_end` when the last answer of the connection is written.
     """
 
     __slots__ = (
@@ -148,7 +149,7 @@ class ResponseWriter:
 
     @property
     def unwritten_bytes(self) -> int:
-        """Bytes that the peer has not received yet, here and in the transport."""
+        """Number of bytes of answers that were not passed to the kernel yet."""
         assert self.transport is not None
         return self.transport.get_write_buffer_size() + sum(map(len, self._unwritten))
 
@@ -160,7 +161,11 @@ class ResponseWriter:
     # -- The queue --------------------------------------------------------------------------
 
     def answer(self, head: RequestHead, response: Response, reserved: int = 0, began_s: float = 0.0) -> None:
-        """Answer at once, or after the earlier outstanding answers. `began_s` 0.0: it began just now."""
+        """Send an answer at once, or after the outstanding answers of earlier requests.
+
+        `reserved` is the number of body bytes to return to the budget; `began_s` is the time
+        (`perf_counter`) at which the request began, 0.0 if just now.
+        """
         if head.close or response.close:
             self.stopped = True
         exchange = Exchange(head, response, reserved, began_s)
@@ -212,7 +217,7 @@ class ResponseWriter:
             exchange.flow = None
 
     def made(self, exchange: Exchange) -> None:
-        """Count the answer of a read as soon as it is made, as its turn may come much later."""
+        """Count the answer of a read in the budget when its future is done; it may be sent much later."""
         future = exchange.result
         if self.transport is not None and isinstance(future, asyncio.Future):
             self._take_made(exchange, future)
@@ -223,13 +228,16 @@ class ResponseWriter:
         return self._hold(exchange, self._outcome(exchange, future))
 
     def take_turn(self) -> None:
-        """Write answers that are due, as long as the flow has a share of this turn left."""
+        """Write the answers that are due, up to the flow's share of this turn of the loop."""
         self._waits_turn = False
         if self.transport is not None:
             self._write_due()
 
     def _write_due(self, _done: object = None) -> None:
-        """Write the answers that are due: the first exchange and all done ones after it, in turns."""
+        """Write the answers that are due: that of the first exchange, and of all done ones after it.
+
+        If the flow has used up its share of this turn, the rest is written in the next turn.
+        """
         if self._waits_turn:
             return
         pending, flow = self.pending, self.flow
@@ -254,12 +262,15 @@ class ResponseWriter:
             self._room()
 
     def release(self, reserved: int) -> None:
-        """Return what was reserved for a body to the budget."""
+        """Return the bytes that were reserved for a body to the budget."""
         self.reserved_bytes -= reserved
         self._server.bodies.give(self.address, reserved)
 
     def abandon(self) -> None:
-        """Abandon the answers of a peer that is gone: changes run to their end, all else is cancelled."""
+        """Drop the answers to a peer that is gone; requests that change something are still carried out.
+
+        Reads, and requests with `ends_with_peer`, are cancelled.
+        """
         pending, self.pending = self.pending, deque()
         for exchange in pending:
             self._end_read(exchange)
@@ -296,7 +307,7 @@ class ResponseWriter:
     # -- Writing ----------------------------------------------------------------------------
 
     def _write(self, exchange: Exchange, response: Response) -> None:
-        """Encode an answer into `_out`; a large body is begun, a streamed one gets its task.
+        """Encode an answer into `out`; begin to write a large body, and begin a task for a streamed one.
 
         `Exchange.held` bytes are counted for it until all of it is given to the transport.
         """
@@ -388,14 +399,14 @@ class ResponseWriter:
             self._end()
 
     def flush_joined(self) -> None:
-        """Write the collected small answers in one call."""
+        """Write the collected small answers to the transport in one call."""
         out = self.out
         if self.transport is not None:
             self.transport.write(out[0] if len(out) == 1 else b"".join(out))
         out.clear()
 
     def _write_rest(self) -> None:
-        """Write pieces of a large answer until the transport has enough."""
+        """Write pieces of a large answer until the transport's buffer is full, or none is left."""
         while self._unwritten and not self.paused and self.transport is not None:
             self.transport.write(self._unwritten.popleft())
         if self._unwritten_held and not self._unwritten:
@@ -403,7 +414,7 @@ class ResponseWriter:
             self._unwritten_held = 0
 
     def resume(self) -> None:
-        """Continue writing: the transport has room again."""
+        """Write the rest of a large answer, then further answers: the transport has room again."""
         self.paused = False
         if self._resume is not None:
             self._resume.set()
@@ -436,9 +447,9 @@ class ResponseWriter:
         )
 
     def _notice_silence(self) -> None:
-        """Ask the kernel to end the connection when its peer acknowledges nothing for a while.
+        """Ask the kernel to end the connection if its peer acknowledges no bytes for `write_timeout_s`.
 
-        Otherwise events would be sent to a machine that is gone for a quarter of an hour.
+        Otherwise a stream would be sent for a quarter of an hour to a machine that is gone.
         """
         sock = self.transport.get_extra_info("socket") if self.transport is not None else None
         if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
@@ -446,7 +457,7 @@ class ResponseWriter:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, wait_ms)
 
     def end_stream(self) -> None:
-        """End a stream that has no end by itself, and its connection after it."""
+        """End the answer that is being sent, if it is an `endless` one, and then the connection."""
         if self._endless and self._stream is not None:
             self.stopped = True
             self._stream.cancel()
@@ -508,7 +519,7 @@ class ResponseWriter:
 
 
 def _size_of(response: Response) -> int:
-    """Return the bytes of a body that is held in memory; 0 for a streamed one."""
+    """Return the size in bytes of a body that is in memory; 0 for a streamed body."""
     body = response.body
     if isinstance(body, (bytes, bytearray, memoryview)):
         return len(body)
@@ -535,7 +546,7 @@ def _pieces(parts: Sequence[Buffer]) -> list[Buffer]:
 
 
 def failure_of(future: asyncio.Future[Any]) -> BaseException | None:
-    """Return why a done future has no answer; None if it has one."""
+    """Return the error to answer for a future that is done and has no result; None if it has a result."""
     if future.cancelled():
         # Not 503, after which a client repeats the request: it may have been carried out.
         return HttpError(504, "outcome_unknown", "the request was abandoned")

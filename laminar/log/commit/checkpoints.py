@@ -1,4 +1,4 @@
-"""Checkpoints that run beside commits and segment writes.
+"""Checkpoints: they save the state of all logs while commits and segment writes go on.
 
 A checkpoint has three steps. *Begin*, in the writer's thread and between two frames: capture the state of all
 logs, and the list of the files and directories that were changed and not synced (*dirty*). *Sync and write*,
@@ -64,9 +64,9 @@ _OF_LOGS = frozenset(
 def carried_pieces(
     disk: Disk, store: str, journal: Journal, snapshot: Snapshot, max_bytes: int
 ) -> Iterator[list[Buffer]]:
-    """Yield the records of the carried logs for new frames; each list is for one, of about `max_bytes`.
+    """Yield the records of the carried (failed) logs, to be written again into new journal frames.
 
-    A list has the head and the payload of each record in turn.
+    Each list is the content of one frame, of about `max_bytes`: the head and payload of each record in turn.
     """
     piece: list[Buffer] = []
     room = max_bytes
@@ -87,7 +87,7 @@ def _records_of(
 ) -> Iterator[tuple[RecordKind, int, memoryview]]:
     """Yield (kind, log id, payload) of the carried logs' records between two checkpoints.
 
-    They come in the order in which a recovery from the older checkpoint applies them.
+    The records come in the order in which a recovery from the older checkpoint applies them.
 
     Raises:
         DiskError: The journal cannot be read as far as the newer checkpoint.
@@ -129,9 +129,11 @@ def _records_of(
 
 @dataclass(slots=True)
 class _Run:
-    """One checkpoint in progress: its snapshot, the callbacks that wait for it, the frames to carry.
+    """One checkpoint in progress.
 
-    `carried_to` is the place of the last carried frame that was written; None before there is one.
+    `waiting` are the callbacks to call at its end. `pieces` yields the records of failed logs that are still
+    to be carried (written into the journal again), a frame at a time. `carried_to` is the journal place of
+    the last frame that was written for that; None before the first.
     """
 
     snapshot: Snapshot
@@ -141,7 +143,7 @@ class _Run:
 
 
 class Checkpointer:
-    """The runner of checkpoints, one at a time. Methods are for the writer's thread."""
+    """The runner of a storage's checkpoints, one at a time. Methods are for the segment writer's thread."""
 
     def __init__(
         self,
@@ -158,10 +160,10 @@ class Checkpointer:
     ) -> None:
         """Make a checkpointer for the logs of `writer`.
 
-        `after_synced_frames` runs work in the writer's thread, after all frames that were in the journal when
-        it was called. `on_failed` is called in the writer's thread when a checkpoint could not be made.
-        `on_bug` is called, in the thread where it happened, with an error that is a mistake in the program:
-        the process must end.
+        `after_synced_frames` runs a function in the writer's thread when the writer has written every frame
+        that was in the journal at the time of the call. `on_failed` is called in the writer's thread if a
+        checkpoint could not be made. `on_bug` is called with an error that is a mistake in the program, in
+        the thread in which it happened: the process must end.
         """
         self._writer = writer
         self._disk = disk
@@ -178,7 +180,8 @@ class Checkpointer:
     def request(self, done: Done | None = None) -> None:
         """Begin a checkpoint now, or when the one in progress has ended.
 
-        `done` is called when it has ended, with None or the error for which it could not be made.
+        `done` is called at the end of the new checkpoint, with None or the error because of which it could
+        not be made.
         """
         if done is not None:
             self._waiting.append(done)
@@ -201,7 +204,7 @@ class Checkpointer:
         self._submit(self._background, self._sync, _Run(snapshot, waiting))
 
     def resume_after_failure(self, log_id: int) -> None:
-        """Continue after the last record of a failed log has passed the writer."""
+        """Allow checkpoints again after a log failed; call it when its last record has passed the writer."""
         self._writer.moving.discard(log_id)
         self.request()
 
@@ -255,9 +258,9 @@ class Checkpointer:
     # In the writer's thread
 
     def _put_off(self, run: _Run) -> None:
-        """Drop this checkpoint, because a log failed during its syncs, and begin another.
+        """Drop this checkpoint, because a log failed during its syncs, and request a new one.
 
-        The new one begins when the last record of that log has passed the writer.
+        The new checkpoint begins when the last record of that log has passed the writer.
         """
         self._writer.end_checkpoint(run.snapshot, written=False)
         self._running = False

@@ -29,11 +29,12 @@ _CRC = struct.Struct("<I")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class End:
-    """The end of a generation's journal: written up to `lsn`, synced up to `durable_lsn`.
+    """The content of an end mark: how far the journal of a generation was written and synced.
 
-    `hard_state_lsn` is the LSN of the last frame among them with hard states (0: none). `seed` is the
-    generation's random part. `failed`: a sync failed, so frames above `durable_lsn` may be lost even if only
-    the process has ended since, and not the machine.
+    A generation is the time from one start of the storage to the next; `seed` is its random part. `lsn` is
+    the LSN of the last frame written, `durable_lsn` that of the last frame synced, and `hard_state_lsn` that
+    of the last frame with hard states (terms and votes of replicas; 0: there is none). `failed` is set if a
+    sync failed: then frames above `durable_lsn` may be lost even if the machine was not restarted since.
     """
 
     generation: int
@@ -44,7 +45,7 @@ class End:
     failed: bool = False
 
     def encode(self) -> bytes:
-        """Return the mark as a slot's bytes."""
+        """Return the bytes of the mark, as they fill one slot of the file."""
         flags = _FAILED if self.failed else 0
         lsns = (self.lsn, self.durable_lsn, self.hard_state_lsn)
         packed = _MARK.pack(_MAGIC, _VERSION, flags, 0, self.generation, self.seed, *lsns)
@@ -52,10 +53,10 @@ class End:
 
 
 def decode_end(slot: Buffer) -> End | None:
-    """Return the mark in a slot; None if no whole mark was ever written there.
+    """Return the mark in the bytes of a slot; None if they hold no whole mark.
 
     Raises:
-        NewerFormat: A newer program wrote it.
+        NewerFormat: A newer program wrote the mark.
     """
     if len(slot) < _MARK.size + _CRC.size:
         return None
@@ -78,12 +79,12 @@ def decode_end(slot: Buffer) -> End | None:
 class EndMark:
     """The writer of one generation's end marks.
 
-    It is opened before the generation's checkpoint is written, and `write` is for the time after: until then
-    the file must keep the marks of the generation before.
+    Call `write` only after the generation's first checkpoint is durable: until then a start would still read
+    the journal of the generation before, and needs the marks of that one.
     """
 
     def __init__(self, disk: Disk, store: str) -> None:
-        """Open the file, made if missing; its name is durable with the next sync of the directory."""
+        """Open the file of the marks, or make it; its name is durable with the next sync of `store`."""
         path = os.path.join(store, NAME)
         new = not disk.exists(path)
         self._file = disk.open(path, create=new)
@@ -93,7 +94,11 @@ class EndMark:
         self._slot = 0
 
     def write(self, end: End, *, sync: bool) -> None:
-        """Replace the older mark. With `sync` it is durable on return; else it survives the process only."""
+        """Write a mark over the older one of the two.
+
+        With `sync` the mark is durable on return. Without, it survives the end of the process, but not that
+        of the machine.
+        """
         self._file.pwritev([end.encode()], self._slot * BLOCK_SIZE)
         if sync:
             self._file.sync()
@@ -105,7 +110,7 @@ class EndMark:
 
 
 def read_slots(disk: Disk, store: str) -> list[bytes]:
-    """Return the bytes of each slot; empty for an unreadable one, and no slots if there is no file."""
+    """Return the bytes of each slot, b"" for an unreadable slot; an empty list if there is no file."""
     path = os.path.join(store, NAME)
     if not disk.exists(path):
         return []
@@ -125,9 +130,9 @@ def read_slots(disk: Disk, store: str) -> list[bytes]:
 
 
 def read_end(disk: Disk, store: str, *, generation: int, seed: int) -> End | None:
-    """Return the newest whole mark of this generation.
+    """Return the newest whole mark of a generation.
 
-    None if its journal was never idle, or if no mark is whole.
+    None if the journal was never idle in that generation (so no mark was written), or if no mark is whole.
     """
     found = [end for slot in read_slots(disk, store) if (end := decode_end(slot)) is not None]
     ours = [end for end in found if (end.generation, end.seed) == (generation, seed)]

@@ -1,4 +1,4 @@
-"""Group commit: all that one turn of the loop recorded goes to the journal together.
+"""Group commit: all changes that one turn of the loop recorded are written to the journal together.
 
 A change *counts* when it may be acknowledged. A frame that holds only batches of `interval` logs counts when
 it is written. Every other frame counts when it is durable, and all frames before it are durable then too.
@@ -33,11 +33,12 @@ from laminar.log.partition_log.changes import ChangeQueue, Pending, Vote
 
 @dataclass(slots=True)
 class _PendingGroup:
-    """The changes that one cut took from the queue: up to running `number`, with their bytes.
+    """The changes that were taken from the queue together, at the end of a turn, and wait for the journal.
 
-    `must_sync`: they count only when they are durable. `then_sync`: they count when they are written, and a
-    sync follows. `marks_end`: the end mark is written afterwards. A group with one of the last two may have
-    no changes.
+    `taken` are the changes, `size` is their bytes, and `number` is the running number of the last change.
+    With `must_sync` the changes count (may be acknowledged) only when they are durable. With `then_sync` they
+    count when they are written, and a sync follows. With `marks_end` the end mark is written afterwards. A
+    group with `then_sync` or `marks_end` may have no changes.
     """
 
     taken: list[Pending]
@@ -50,7 +51,11 @@ class _PendingGroup:
 
 @dataclass(slots=True)
 class Frame:
-    """A journal frame: its changes, its place, its bytes in the queue, its last running number."""
+    """A journal frame that was written.
+
+    `taken` are the changes in it, `place` is where it lies in the journal, `size` is the number of bytes that
+    the changes had in the queue, and `number` is the running number of the last change.
+    """
 
     taken: list[Pending]
     place: Written
@@ -68,7 +73,10 @@ _NEVER_S = float("inf")
 
 
 class GroupCommit:
-    """Group commit of one storage. Methods are for the loop's thread, unless they name another."""
+    """The group commit of one storage: it writes recorded changes to the journal, and wakes their waiters.
+
+    Methods are for the loop's thread, unless their docstring names another thread.
+    """
 
     def __init__(
         self,
@@ -79,9 +87,10 @@ class GroupCommit:
         *,
         hand_over: Callable[[list[Frame]], None],
     ) -> None:
-        """Commit what is recorded in `changes`, by writing to `journal` in the thread of `worker`.
+        """Write the changes in `changes` to `journal`, in the thread of `worker` (the journal's thread).
 
-        `hand_over` is called in that thread with durable frames, in order.
+        `hand_over` is called in that thread with durable frames, in order: it passes them to the segment
+        writer.
         """
         self._changes = changes
         changes.on_record = self.schedule_turn_end
@@ -135,16 +144,16 @@ class GroupCommit:
 
     @property
     def busy(self) -> bool:
-        """Whether a sync is under way, or was a moment ago; concurrent reads should then yield."""
+        """Whether a sync is in progress, or ended less than `BUSY_S` ago, so that reads should yield."""
         return self._in_flight or self.loop().time() - self._quiet_since < BUSY_S
 
     # Waiting
 
     def sync(self, *, durable: bool = False) -> asyncio.Future[None]:
-        """Return a future that is done when everything recorded before this call counts.
+        """Return a future that is done when every change recorded before this call may be acknowledged.
 
-        With `durable`, it is done when all of it is durable. Each call returns a new future. It fails with
-        `StorageClosed` if the journal has failed or fails.
+        With `durable` the future is done when all of them are durable. Each call returns a new future. The
+        future fails with `StorageClosed` if the journal fails, or has failed before.
         """
         future = self.loop().create_future()
         if self.failure is not None or self.closed:
@@ -156,9 +165,10 @@ class GroupCommit:
         return future
 
     def when_stored(self, stored: Stored) -> None:
-        """Call `stored` when everything recorded before this call counts, in the turn that learns of it.
+        """Call `stored` when every change recorded before this call may be acknowledged.
 
-        A future would wake its waiter one turn later.
+        This is `sync` with a callback, which is called one turn of the loop earlier than a future would wake
+        its waiter. `stored` gets None, or `StorageClosed` if the journal fails.
         """
         if self.failure is not None or self.closed:
             self.loop().call_soon(stored, self._closed_error())
@@ -178,7 +188,7 @@ class GroupCommit:
         return StorageClosed(f"the journal is closed: {self.failure}")
 
     def loop(self) -> asyncio.AbstractEventLoop:
-        """Return the event loop of this storage: the one that ran at the first call."""
+        """Return the event loop of this storage: the loop that was running when this was first called."""
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
         return self._loop
@@ -193,9 +203,9 @@ class GroupCommit:
             pass  # the loop is closed: nothing is left to notify
 
     def fail_process(self, error: BaseException) -> None:
-        """Report, from any thread, an error of the journal, or a mistake in the code that follows it.
+        """Report an error of the journal, or a mistake in the program; from any thread.
 
-        Nothing recorded from now on can become durable: the process must end.
+        Nothing recorded from now on can become durable: `on_failure` is called, and the process must end.
         """
         self.call_on_loop(partial(self._fail, error))
 
@@ -216,7 +226,10 @@ class GroupCommit:
     # Cutting
 
     def schedule_turn_end(self) -> None:
-        """End this turn of the loop: call `on_turn_end`, then hand over what was recorded."""
+        """Schedule the end of this turn: `on_turn_end`, then the handing over of the changes to the journal.
+
+        Both happen in the next pass of the loop, once for all calls in a turn.
+        """
         if self._scheduled:
             return
         if self._loop is None:
@@ -237,7 +250,7 @@ class GroupCommit:
             self._cut()
 
     def _cut(self) -> None:
-        """Hand what is recorded to the journal's thread.
+        """Hand the recorded changes to the journal's thread.
 
         An exception, which is a mistake in the program, fails everything: changes that were taken from the
         queue would be in no frame, and their waiters would wait for ever.
@@ -318,7 +331,7 @@ class GroupCommit:
     # In the journal's thread
 
     def _write_frame(self) -> None:
-        """Write one frame of what was handed over, sync it, notify the loop, gather it."""
+        """Write the groups that were handed over as one frame, sync it if needed, and notify the loop."""
         try:
             cuts = self._take()
             parts: list[Buffer] = []
@@ -389,7 +402,7 @@ class GroupCommit:
     # In the writer's thread
 
     def written(self, gathered: list[Frame]) -> None:
-        """Count these frames as in their segments. The segment writer's thread."""
+        """Note that the changes of these frames are in their segments now. The segment writer's thread."""
         self._changes.written = gathered[-1].number
         self._written_bytes += sum(frame.size for frame in gathered)
         if self._blocked:
@@ -403,9 +416,9 @@ class GroupCommit:
             self._cut()
 
     def _done(self, cuts: list[_PendingGroup], durable: bool, more: bool) -> None:
-        """Count the changes of a frame that is written, or `durable` as well, and wake their waiters.
+        """Note that the frame of the groups `cuts` is written, and perhaps `durable`; wake its waiters.
 
-        `more`: the journal's thread has begun, or will begin, another frame by itself.
+        With `more` the journal's thread has begun, or will begin, another frame by itself.
         """
         number = cuts[-1].number
         self._changes.counted = number
@@ -421,7 +434,7 @@ class GroupCommit:
         _answer(self._waiters, number)
 
     def _synced(self, number: int) -> None:
-        """Count everything up to `number` as synced; it counted as written before."""
+        """Note that the changes up to `number`, which were written before, are durable now."""
         self._note_durable(number)
         if not self._in_flight and not self._changes.pending:
             self._await_quiet()
@@ -459,7 +472,7 @@ class GroupCommit:
                 timer.cancel()
 
     def statistics(self) -> dict[str, int]:
-        """Return counters and gauges."""
+        """Return counters of frames, syncs and end marks, and gauges of the bytes that wait."""
         return {
             "frames": self._frames,
             "interval_syncs": self._syncs,

@@ -1,6 +1,6 @@
-"""The journal's single writer: frames into files, and the syncs that make them durable.
+"""The journal (write-ahead log) of a storage: it writes frames into files, and syncs them.
 
-It decides a frame's place, its LSN, and the `durable_lsn` that it carries; it does not know what the records
+It decides a frame's place, its LSN, and the `durable_lsn` in its head; it does not know what the records
 mean. Unsynced frames lie in the current file only, and any sync covers all of them. Writes and syncs are for
 one thread, the journal's. `prepare_spare` and `delete_before` run beside it in another, the background
 thread; counters and flags (`wants_spare`, `starved`, `files`) are read in others. A failed write or sync
@@ -48,10 +48,11 @@ def journal_numbers(disk: Disk, store: str) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """The place of a frame (of its twin, if it has one): LSN, file, and the position where it ends there.
+    """The place of a frame in the journal.
 
-    `size` is in bytes, with the twin. `file_size` is the size to which that file was filled with zeros before
-    its use (0: it was not).
+    `end_position` is the position in file `file_number` at which the frame ends, or its twin (the second copy
+    of its hard states) if it has one. `lsn` is that of the frame or twin, and `size` is the bytes of both.
+    `file_size` is the size to which the file was filled with zeros before its use (0: it was not filled).
     """
 
     lsn: int
@@ -62,7 +63,10 @@ class Written:
 
 
 class Journal:
-    """One generation of a shard's journal, opened at the beginning of a new file."""
+    """The journal of a storage in one generation (from a start to the next); it begins with a new file.
+
+    `lsn` is the LSN of the last frame written, `durable_lsn` that of the last frame known to be synced.
+    """
 
     def __init__(
         self,
@@ -75,7 +79,7 @@ class Journal:
         number: int,
         lsn: int,
     ) -> None:
-        """Make file `number` and begin to write there.
+        """Make the first file of the generation, with the given number.
 
         `number` must be above that of every file in the store directory, and `lsn` must be the highest LSN of
         any former generation. `seed` is the random part of `generation`.
@@ -114,7 +118,7 @@ class Journal:
         self._lacks_room = False
 
     def _make(self, name: str, size: int, *, beside_commits: bool = False) -> File:
-        """Make a file filled with zeros: its space is certain, and its syncs take two thirds of the time.
+        """Make a file filled with zeros: its disk space is certain, and its syncs take a third less time.
 
         With `beside_commits` each MiB is synced on its own, so that the sync of a commit waits for one MiB
         and not for the whole file.
@@ -128,18 +132,20 @@ class Journal:
         return file
 
     def open_generation(self) -> Written:
-        """Write the first, empty frame; durable before a checkpoint names this generation."""
+        """Write the first, empty frame of the generation, and sync it; return its place.
+
+        Call it before the checkpoint that begins the generation is written.
+        """
         return self.write([], records=0, hard_states=[])
 
     def write(
         self, parts: Sequence[Buffer], *, records: int, hard_states: Sequence[Buffer], sync: bool = True
     ) -> Written:
-        """Write the records in `parts` as one frame; return where it lies.
+        """Write the records in `parts` as one frame; return the place of the frame.
 
-        With `sync` it is durable on return, and so is every frame before it; without, the kernel has
-        it, and a later sync covers it. `hard_states` are those of the parts that are hard states
-        (head and payload each): they are written a second time, as a twin after the frame, in the
-        same sync.
+        With `sync` the frame is durable on return, and so is every frame before it. Without, the kernel has
+        the frame, and a later sync covers it. `hard_states` are those of the parts that are hard states (head
+        and payload of each): they are written a second time, as a *twin* after the frame, with the same sync.
 
         Raises:
             DiskError: The write or sync failed; the journal must not be used any more.
@@ -208,14 +214,15 @@ class Journal:
         self._longest_sync_us = max(self._longest_sync_us, took_us)
 
     def mark_end(self) -> None:
-        """Write the end mark: how far the journal reaches. It is durable on return if all frames are."""
+        """Write the end mark, which says how far the journal reaches; sync it if all frames are durable."""
         self._end_mark.write(self._end(), sync=not self.unsynced_bytes)
 
     def _note_failure(self) -> None:
-        """Record a failed sync in the end mark, for a next start without a reboot.
+        """Record in the end mark that a sync failed, so that the next start does not trust the page cache.
 
-        Without it that start would trust the page cache: but the pages of a failed sync count as clean,
-        so the frames in them may be lost, even frames that were acknowledged when they were written.
+        If the machine is not restarted before, that start would else take every frame written as kept. But
+        the pages of a failed sync count as clean, so that the kernel may drop them: the frames in them may be
+        lost, even frames that were acknowledged when they were written.
         """
         try:
             self._end_mark.write(self._end(failed=True), sync=False)
@@ -247,7 +254,7 @@ class Journal:
         return encode_frame(head, parts, self.seed)
 
     def _roll(self, size: int) -> None:
-        """Continue in the next file: a spare one if one is ready and large enough."""
+        """Continue in the next file: a spare file, if there is one with room for `size` bytes."""
         if self.unsynced_bytes:
             self._sync()
         self._file.close()
@@ -267,16 +274,17 @@ class Journal:
         self._position = 0
 
     def _better_is_ready(self, size: int) -> bool:
-        """Whether the next file is filled with zeros, and the current one is not and so syncs more slowly.
+        """Return whether to change to the next file: it is filled with zeros, and the current one is not.
 
-        The space reserved for the current file becomes free when a checkpoint has passed it.
+        A file that is not filled syncs more slowly. The space that is reserved for it and not used becomes
+        free when a checkpoint covers its frames.
         """
         return not self._filled and bool(self._spares) and self._spares[0][2] >= size
 
     def _reserve(self) -> None:
-        """Reserve room for the current file; on a full disk let appends be refused (`starved`).
+        """Reserve disk space for the current file; on a full disk let appends be refused (`starved`).
 
-        The file is used all the same: smaller records, as votes, may still find room.
+        The file is used all the same: smaller records, such as votes, may still find room.
         """
         try:
             self._file.reserve(self._capacity)
@@ -289,10 +297,10 @@ class Journal:
         return min(4 * self._capacity, self._settings.journal_file_bytes)
 
     def wants_spare(self) -> bool:
-        """Return whether `prepare_spare` must be called now: the file is half used, unfilled, or lacks room.
+        """Return whether the caller must now call `prepare_spare`, which makes the next file.
 
-        False while a next file is ready or is being made; so after True it stays False until
-        `prepare_spare` has ended.
+        That is so if the current file is half used, is not filled with zeros, or lacks disk space, and no
+        next file is ready or being made. After True the result is False until `prepare_spare` has ended.
         """
         used = self._lacks_room or not self._filled or self._position >= self._capacity // 2
         wanted = used and not self._spares and not self._preparing
@@ -305,12 +313,12 @@ class Journal:
         return self._lacks_room and not self._spares
 
     def prepare_spare(self) -> None:
-        """Make the next file ready; on a full disk the journal is `starved` instead. The background thread.
+        """Make the next file; if the disk is full, the journal is `starved` instead. The background thread.
 
-        It must be the thread that also runs `delete_before`.
+        Only the thread that also runs `delete_before` may call it.
 
         Raises:
-            DiskError: It failed for another reason than a full disk.
+            DiskError: The file cannot be made, for another reason than a full disk.
         """
         self._spares_made += 1
         name = f"{_SPARE}{self._spares_made}"
@@ -329,11 +337,11 @@ class Journal:
         self._lacks_room = False
 
     def delete_before(self, number: int) -> None:
-        """Remove the files below `number`, or keep them as spares. The background thread.
+        """Remove the files with numbers below `number`, or keep them as spare files. The background thread.
 
-        Only when a durable checkpoint covers all their frames. Then reuse is safe too: the frames that such
-        a file still holds are of this generation and at or below the checkpoint's LSN, so no recovery takes
-        them for new ones.
+        Call it only when a durable checkpoint covers all their frames. Then reuse is safe too: the frames
+        that such a file still holds are of this generation and at or below the checkpoint's LSN, so no
+        recovery takes them for new ones.
         """
         for old in journal_numbers(self._disk, self._store):
             if old >= number:
@@ -356,7 +364,7 @@ class Journal:
         return len(self._capacities)
 
     def statistics(self) -> dict[str, int]:
-        """Return counters and gauges."""
+        """Return the LSN, the current file and its use, and the number and times (µs) of syncs."""
         return {
             "lsn": self.lsn,
             "file": self.number,

@@ -1,9 +1,9 @@
 """The segment writer: it writes what the journal has made durable into segments, where readers find it.
 
-It applies the actions of each synced frame in order, so bytes of truncated entries are never written after
-newer ones. Between two frames it knows the state of all logs that a checkpoint may record, and what must be
-synced for it. It runs in one thread of its own, after the journal. It does not know the loop, nor what waits
-for it.
+It carries out the actions of each synced journal frame in order (an *action* is what a journal record does to
+the files of a log), so bytes of truncated entries are never written after newer ones. Between two frames it
+knows the state of all logs that a checkpoint may record, and which files must be synced before it. It runs in
+a thread of its own, which gets frames from the journal's thread. It does not know the loop.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _log = logging.getLogger("laminar.storage")
 
 @dataclass(slots=True)
 class _Group:
-    """Consecutive frames of one segment."""
+    """Consecutive frames of one segment, with their index rows, to be written by one call."""
 
     files: LogFiles
     position: int
@@ -63,10 +63,11 @@ class _Group:
 
 @dataclass(slots=True)
 class _Batch:
-    """The actions of synced frames that are still to be carried out; the last frame ends at `place`.
+    """The actions of some synced journal frames that are still to be carried out.
 
-    `groups` are writes that were taken from `actions` and come before the rest, but are not in their files
-    yet. `journal_bytes` is the size of the frames. `done` is called after the last action.
+    `place` is where the last of the frames ends in the journal, and `journal_bytes` is their size. `groups`
+    are writes that were taken from `actions` already and come before the rest, but are not in their files
+    yet. `done` is called after the last action.
     """
 
     actions: deque[Action]
@@ -77,13 +78,15 @@ class _Batch:
 
 
 class _DiskFull(Exception):
-    """The disk is full: the current action is to be retried as a whole."""
+    """The disk is full: the current action must be carried out again as a whole when there is room."""
 
 
 class SegmentWriter:
-    """The writer of segments. It knows the state of each log's files, and the hard states of the same moment.
+    """The writer of a storage's segments.
 
-    Its thread calls all of it, except `sync` and `write_checkpoint`, which run in the background thread.
+    It also has what a checkpoint records: the state of each log's files, and the replicas' hard states (terms
+    and votes) as of the last frame applied. Its methods are for its own thread, except `sync` and
+    `write_checkpoint`, which run in the background thread.
     """
 
     def __init__(
@@ -96,7 +99,7 @@ class SegmentWriter:
         place: Written,
         settings: StorageSettings,
     ) -> None:
-        """Begin at `place`, the end of the last frame whose actions are applied already."""
+        """Make a writer; `place` is the end of the last journal frame whose actions are carried out."""
         self._disk = disk
         self._logs_directory = logs_directory
         self._trash = os.path.join(os.path.dirname(logs_directory), "trash")
@@ -152,11 +155,11 @@ class SegmentWriter:
         *,
         done: Callable[[], None] = lambda: None,
     ) -> None:
-        """Carry out the actions of synced frames, the last of which ends at `place`; call `done`.
+        """Carry out the actions of synced journal frames, then call `done`.
 
-        `journal_bytes` is the size of the frames. On a full disk the actions wait, and all later ones after
-        them, until `resume` finds room; nothing is lost, because all of it is in the journal. If more waits
-        than memory may hold, the logs that lack room fail.
+        `place` is the end of the last frame, `journal_bytes` the size of all. If the disk is full, the
+        actions wait, and all later ones after them, until `resume` finds room; nothing is lost, because all
+        of it is in the journal. If more bytes wait than memory may hold, the logs that lack room fail.
         """
         batch = _Batch(deque(actions), place, journal_bytes, done)
         self._batches.append(batch)
@@ -170,10 +173,10 @@ class SegmentWriter:
                 self.waits = waits
 
     def resume(self, new: Iterable[Action] | None = None) -> bool:
-        """Carry out the waiting actions as far as there is room; return whether none is left.
+        """Carry out the waiting actions as far as the disk has room; return whether none is left.
 
-        `new` are the actions that have just arrived, if nothing else has changed since the last attempt. Then
-        nothing is tried again unless they make room.
+        `new` are the actions that have just arrived, if nothing else has changed since the last attempt: then
+        the others are tried again only if `new` has removals, which make room.
         """
         if self.is_full and not self._make_room(new) and new is not None and self.waits:
             return False
@@ -200,11 +203,11 @@ class SegmentWriter:
         return True
 
     def _make_room(self, new: Iterable[Action] | None) -> bool:
-        """Carry out removals before the writes that wait for room; return whether any was new.
+        """Carry out removals of files before the writes that wait for room; return whether any was removed.
 
-        In their order the removals would come after those writes, and so never. Their records are durable, so
-        a start would remove the files as well. Writes that wait for a removed file are dropped. `new` are the
-        actions to look at; None: all that wait.
+        In their order the removals would come after those writes, and so never. Their journal records are
+        durable, so a start would remove the files as well. Writes that wait for a removed file are dropped.
+        `new` are the actions to look at; None: all that wait.
         """
         before = len(self._removed) + len(self._gone)
         for action in new or (action for batch in self._batches for action in batch.actions):
@@ -253,7 +256,10 @@ class SegmentWriter:
         self._flush(groups)
 
     def stop_clean(self) -> None:
-        """Prepare for the last checkpoint before a clean shutdown; all of the journal must be synced."""
+        """Mark every log as synced, for the last checkpoint of a clean shutdown.
+
+        Call it only when all frames of the journal are durable.
+        """
         for files in self.logs.values():
             files.unsynced = False
 
@@ -285,10 +291,10 @@ class SegmentWriter:
             self._add_dirty(segment, files)
 
     def _make_directories(self, groups: Iterable[_Group]) -> None:
-        """Make the directories of logs that get their first entries together, with one sync for all.
+        """Make the directories of all logs in `groups` that have none yet, with one sync for all.
 
-        Made one by one, ten thousand new logs would take twenty thousand syncs, and commits would wait for
-        this thread meanwhile.
+        One by one, the directories of ten thousand new logs would take twenty thousand syncs, and commits
+        would wait for this thread meanwhile.
         """
         new = {
             files.directory: files
@@ -315,7 +321,7 @@ class SegmentWriter:
             files.made = True
 
     def _add_dirty(self, segment: SegmentFile, files: LogFiles) -> None:
-        """Let the next checkpoint sync this segment.
+        """Add a segment to those that the next checkpoint syncs.
 
         If more files than `unsynced_limit` wait for a sync, the oldest are synced now: a waiting file stays
         open, and the number of open files is limited.
@@ -442,7 +448,7 @@ class SegmentWriter:
             _log.warning("%s: its folder %s cannot be moved to the trash now", files.name, files.directory)
 
     def _is_in_trash(self, directory: str) -> bool:
-        """Move a directory to the trash; return whether it is gone from its place.
+        """Move a directory to the trash; return True if it is not in its place any more.
 
         If the disk refuses (it may be full), the move is tried again before the next checkpoint: a removal,
         which makes room, must not end the process.
@@ -461,9 +467,10 @@ class SegmentWriter:
     # Recovery
 
     def adopt(self, files: LogFiles, loaded: Loaded, end: LogEnd) -> None:
-        """Take over a log whose segments recovery has found, and make its files agree with them.
+        """Add a log whose segments recovery has found, and make its files agree with what was found.
 
-        Stale and unreadable segments are removed, rebuilt indexes written, and the last file is cut at `end`.
+        Stale and unreadable segments are removed, rebuilt indexes are written, and the last segment is cut
+        after the entry that `end` names.
         """
         self.logs[files.log_id] = files
         files.end_index, files.end_term, files.end_offset = end.index, end.term, end.offset
@@ -483,7 +490,7 @@ class SegmentWriter:
                 self._add_dirty(last.file, files)
 
     def apply_recovered(self, actions: Iterable[Action]) -> None:
-        """Carry out the actions that recovery made from the journal of the former generation."""
+        """Carry out the actions of the records that recovery read from the former generation's journal."""
         self.apply(actions, self._place, 0)
         for files in self.logs.values():
             if files.made:
@@ -493,14 +500,14 @@ class SegmentWriter:
     # Checkpoints: `laminar.log.commit.checkpoints` says which step runs where.
 
     def due(self) -> bool:
-        """Return whether another checkpoint is due, by the bytes of journal since the last one."""
+        """Return whether a checkpoint is due, according to the bytes of journal since the last checkpoint."""
         return self.journal_bytes >= self._due_bytes
 
     def checkpoint(self) -> None:
-        """Make a whole checkpoint now, during a start.
+        """Make a whole checkpoint and wait for it; only during a start, when no other thread runs.
 
         Raises:
-            DiskError: It cannot be made, or a segment cannot be written or synced.
+            DiskError: The checkpoint cannot be made, or a segment cannot be written or synced.
         """
         self.prepare_checkpoint()
         snapshot = self.begin_checkpoint()
@@ -512,9 +519,10 @@ class SegmentWriter:
         self.end_checkpoint(snapshot, written=True)
 
     def prepare_checkpoint(self) -> None:
-        """Write to the files everything that the next sync must cover. The writer's thread.
+        """Write everything to the files that the checkpoint's sync must cover. The writer's thread.
 
-        Logs may fail in it. So capture the state only afterwards, and only when no log is in `moving`.
+        Logs may fail in it. So call `begin_checkpoint` only afterwards, and only if no log is in `moving`
+        (failed logs whose last record the writer has not passed yet).
 
         Raises:
             DiskError: Segments wait for room on the disk.
@@ -541,7 +549,7 @@ class SegmentWriter:
                 self.moving.discard(log_id)
 
     def begin_checkpoint(self) -> Snapshot:
-        """Return the state of all logs with the files to sync, which stop being dirty. Writer's thread."""
+        """Return the state of all logs, and the files to sync, which then are not dirty. Writer's thread."""
         dirty, self._dirty = self._dirty, {}
         directories, self._dirty_directories = self._dirty_directories, {}
         return Snapshot(
@@ -573,17 +581,17 @@ class SegmentWriter:
         )
 
     def _held_state(self, files: LogFiles) -> LogState:
-        """Return a state of a failed log that is surely durable: the last checkpoint's, or an empty one."""
+        """Return the state of a failed log in the last durable checkpoint; if it has none, an empty state."""
         held = self._held.get(files.log_id)
         return held if held is not None else empty_state(files.log_id, files.name)
 
     def sync(self, snapshot: Snapshot) -> None:
-        """Make what the snapshot names durable. Blocks; the background thread, or a start.
+        """Sync the files and directories that the snapshot names. Blocks; the background thread, or a start.
 
-        Logs that fail in it are in `failed` afterwards.
+        A log whose file cannot be synced fails, and is in `failed` afterwards.
 
         Raises:
-            DiskError: A directory that several logs share fails: the checkpoint must not be written.
+            DiskError: A directory that several logs share cannot be synced: no checkpoint must be written.
         """
         # One after the other: all at once would delay the journal's own syncs (docs/decisions/0009).
         for segment, files in snapshot.dirty.items():
@@ -604,22 +612,22 @@ class SegmentWriter:
                 self._fail(owner, error)
 
     def passed(self, place: Written) -> None:
-        """Let the next checkpoint cover the journal up to `place`: all frames before it are applied."""
+        """Note that all frames of the journal up to `place` are applied, so a checkpoint may cover them."""
         if place.lsn > self._place.lsn and not self._batches:
             self._place = place
 
     def write_checkpoint(self, snapshot: Snapshot) -> None:
-        """Write the document, then release the journal files that it covers.
+        """Write the document of the checkpoint, then remove or reuse the journal files that it covers.
 
         Raises:
-            DiskError: It cannot be written, perhaps on a full disk. The former checkpoint and all of the
-                journal after it are as they were.
+            DiskError: The document cannot be written, perhaps because the disk is full. The former checkpoint
+                and all of the journal after it are as they were.
         """
         self._document.write(encode_checkpoint(snapshot.checkpoint))
         self.journal.delete_before(snapshot.place.file_number)
 
     def end_checkpoint(self, snapshot: Snapshot, *, written: bool) -> None:
-        """Record the outcome of a checkpoint. The writer's thread."""
+        """Note whether a checkpoint was `written`; if not, its files are dirty again. The writer's thread."""
         if written:
             self._held = {state.log_id: state for state in snapshot.checkpoint.logs}
             self._checkpointed = snapshot.place

@@ -12,11 +12,12 @@ from laminar.log.segment.segment_file import SegmentFile
 
 @dataclass(slots=True, kw_only=True)
 class Snapshot:
-    """The content of one checkpoint (`checkpoint`, at `place`), and the files to sync before it is written.
+    """The content of one checkpoint, and the files to sync before it is written.
 
-    These are the segments in `dirty` and the `directories`, each with its log (None: several logs share the
-    directory). `carried` are the ids of the failed logs; their records between `since` (the last durable
-    checkpoint) and `place` are written again. `journal_bytes` are those since the last durable checkpoint.
+    `checkpoint` is the content; it covers the journal up to `place`. `dirty` are the segments to sync and
+    `directories` the directories, each with its log (None: several logs share the directory). `since` is the
+    place of the last durable checkpoint, and `journal_bytes` is the size of the journal from there on.
+    `carried` are the ids of the failed logs, whose records from `since` to `place` are written again.
     """
 
     checkpoint: Checkpoint

@@ -1,8 +1,8 @@
-"""Run work in a storage's threads, and await it on the loop.
+"""Run functions in a storage's threads, and await them on the loop.
 
-There are three: the journal's thread; the segment writer's, to which frames go from there; and the background
-thread, for the syncs and documents of checkpoints. An unexpected exception in one of them is a mistake in the
-program, and ends the process.
+There are three threads: the journal's; the segment writer's, which gets the frames from there; and the
+background thread, for the syncs and documents of checkpoints. An unexpected exception in one of them is a
+mistake in the program, and ends the process.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from laminar.log.disk.threads import SerialExecutor
 
 
 class StorageExecutor:
-    """The executor of work in a storage's threads.
+    """Runs functions in the threads of a storage.
 
-    Methods that return a future are for the loop's thread, the others for any.
+    Methods that return a future are for the loop's thread, the others for any thread.
     """
 
     def __init__(
@@ -39,11 +39,14 @@ class StorageExecutor:
         self._asked: dict[asyncio.Future[None], None] = {}
 
     def post_to_writer(self, work: Callable[[], None]) -> None:
-        """Run `work` in the writer's thread, right after what was submitted to it before."""
+        """Run `work` in the segment writer's thread, after the work submitted to that thread before."""
         self._writer.submit(partial(self._guarded, work))
 
     def after_synced_frames(self, work: Callable[[], None]) -> None:
-        """Run `work` in the writer's thread, after all frames that are synced by now."""
+        """Run `work` in the segment writer's thread, after every frame that is synced when this is called.
+
+        So `work` begins when the writer has written each of them into its segment, or found the disk full.
+        """
 
         # By way of the journal's thread, like the frames that it has synced: else the work could overtake
         # a frame whose waiters have already been woken.
@@ -54,15 +57,21 @@ class StorageExecutor:
         self._journal.submit(follow)
 
     def post_to_background(self, work: Callable[[], None]) -> None:
-        """Run `work` in the background thread; changes recorded before may not be in their files yet."""
+        """Run `work` in the background thread; changes recorded before this call may not be in files yet."""
         self._background.submit(partial(self._guarded, work))
 
     def run_in_writer(self, work: Callable[[], None]) -> asyncio.Future[None]:
-        """Run `work` after all synced frames; return a future that fails with `work`'s `StorageError`."""
+        """Run `work` as `after_synced_frames` does; return a future that is done when `work` has returned.
+
+        The future fails with the `StorageError` that `work` raises.
+        """
         return self.submit(_answered(work))
 
     def run_in_background(self, work: Callable[[], None]) -> asyncio.Future[None]:
-        """Run `work` in the background thread; return a future that fails with `work`'s `StorageError`."""
+        """Run `work` in the background thread; return a future that is done when `work` has returned.
+
+        The future fails with the `StorageError` that `work` raises.
+        """
         return self.submit(_answered(work), where=self.post_to_background)
 
     def submit(
@@ -70,9 +79,9 @@ class StorageExecutor:
     ) -> asyncio.Future[None]:
         """Call `work(done)` in another thread; return a future that `done` resolves.
 
-        `where` runs it, by default `after_synced_frames`. `work` calls `done` once, at any time and in any
-        thread, with None or the `StorageError` that the future shall raise. The future fails with
-        `StorageClosed` if the storage is closed, or its journal fails first.
+        `where` is the method that runs the call in a thread; None means `after_synced_frames`. `work` must
+        call `done` once, at any time and in any thread, with None or the `StorageError` that the future shall
+        raise. The future fails with `StorageClosed` if the storage is closed, or its journal fails first.
         """
         future: asyncio.Future[None] = self._commits.loop().create_future()
         if self._commits.closed or self._commits.failure is not None:
@@ -94,7 +103,7 @@ class StorageExecutor:
         return future
 
     def fail_all(self, error: BaseException) -> None:
-        """Fail all futures: the journal failed. The loop's thread."""
+        """Let all waiting futures fail with `StorageClosed`: the journal failed. The loop's thread."""
         asked, self._asked = self._asked, {}
         for future in asked:
             if not future.done():
@@ -110,7 +119,7 @@ class StorageExecutor:
 
 
 def _answered(work: Callable[[], None]) -> Callable[[Done], None]:
-    """Return `work` as a function that reports when it is done and how it failed."""
+    """Return a function that calls `work`, and then its argument with None or the `StorageError` raised."""
 
     def perform(done: Done) -> None:
         try:

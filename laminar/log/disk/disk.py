@@ -31,8 +31,8 @@ _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 class File(Protocol):
     """One open file.
 
-    It is closed by `close`, or with its last reference; so a thread that is reading it may continue after
-    others have dropped it.
+    The file is closed by `close`, or with its last reference; so a thread that is reading it may continue
+    after other threads have dropped their references.
     """
 
     path: str
@@ -41,24 +41,24 @@ class File(Protocol):
         """Return up to `size` bytes at `position`; fewer only at the end of the file."""
 
     def pread_nowait(self, size: int, position: int) -> Buffer | None:
-        """Return all `size` bytes from the page cache, or None.
+        """Return all `size` bytes at `position` if they are in the page cache, else None; never waits.
 
-        None means that the disk would have to be read, or that the file ends before.
+        It is also None if the file ends before the last of these bytes.
         """
 
     def pwritev(self, buffers: Sequence[Buffer], position: int) -> int:
         """Write all buffers back to back; return the number of bytes. Not durable before `sync`."""
 
     def pwritev_synced(self, buffers: Sequence[Buffer], position: int) -> int:
-        """Write all buffers back to back, and return when these bytes are durable.
+        """Write all buffers back to back and make these bytes durable; return the number of bytes.
 
-        Only for a file with no other unsynced writes: what was written before is not covered.
+        Earlier writes are not made durable: use it only for a file without other unsynced writes.
         """
 
     def sync(self) -> None:
-        """Make everything written so far, and the size, durable.
+        """Make everything written so far, and the file's size, durable.
 
-        After a failure never call it again: it might succeed, although the pages that failed are lost.
+        After a failure never call it again: it might succeed although the pages that failed are lost.
         """
 
     def reserve(self, size: int) -> None:
@@ -69,13 +69,13 @@ class File(Protocol):
         """
 
     def start_writeback(self, size: int, position: int) -> None:
-        """Hint that these bytes should be written now, so that a later `sync` is short.
+        """Ask the kernel to begin writing these bytes to the disk, so that a later `sync` is short.
 
         `size` 0 means up to the end of the file.
         """
 
     def drop_cached(self, size: int, position: int) -> None:
-        """Hint that clean pages of these bytes may leave memory, so that the next read is from the disk."""
+        """Ask the kernel to drop clean pages of these bytes, so that the next read is from the disk."""
 
     def truncate(self, size: int) -> None:
         """Cut or extend the file to `size` bytes."""
@@ -95,50 +95,49 @@ class Lock(Protocol):
 
 
 class Disk(Protocol):
-    """A file system.
+    """A file system, as the storage uses it.
 
-    Names that are made, renamed or removed are durable after `sync_directory` of their directory.
+    A file's creation, renaming or removal is durable only after `sync_directory` of its directory.
     """
 
     def open(self, path: str, *, create: bool = False, exclusive: bool = False) -> File:
         """Open a file for reading and writing.
 
-        `create` makes a missing file; `exclusive` requires that it was missing.
+        With `create` a missing file is made; with `exclusive` too, an existing file is an error.
         """
 
     def exists(self, path: str) -> bool:
-        """Return whether a name exists."""
+        """Return whether there is a file or directory at `path`."""
 
     def list(self, path: str) -> list[str]:
         """Return the names in a directory, sorted; empty if there is no such directory."""
 
     def make_directory(self, path: str) -> None:
-        """Make a directory and its parents; all new names are durable on return."""
+        """Make a directory and its missing parents; all of them are durable on return."""
 
     def make_directories(self, paths: Sequence[str]) -> None:
-        """Make directories, whose names are durable on return, in one that exists and is durable.
+        """Make several directories in one existing, durable directory, with one sync for all.
 
-        One sync covers all of them. If it fails, none of them is to be relied on; if another error is raised,
-        some may be made.
+        All of them are durable on return. After an error some may exist; none of them must be relied on.
         """
 
     def sync_directory(self, path: str) -> None:
-        """Make all changes of names in a directory durable."""
+        """Make all creations, renamings and removals of files in a directory durable."""
 
     def rename(self, old: str, new: str) -> None:
-        """Rename atomically within one file system, replacing a file named `new`."""
+        """Rename a file or directory atomically within one file system; replace a file named `new`."""
 
     def unlink(self, path: str) -> None:
         """Remove a file; do nothing if it is missing."""
 
     def remove_tree(self, path: str) -> None:
-        """Remove a directory and all in it; do nothing if it is missing."""
+        """Remove a directory with all its files and directories; do nothing if it is missing."""
 
     def lock(self, path: str, *, wait: bool = True) -> Lock:
         """Take an exclusive lock on a file, which is made if missing.
 
         Raises:
-            DiskError: With EAGAIN, when `wait` is false and another process holds the lock.
+            DiskError: With EAGAIN, if `wait` is false and another process holds the lock.
         """
 
     def free_bytes(self, path: str) -> int:
@@ -148,9 +147,9 @@ class Disk(Protocol):
         """Return the size of the disk that holds `path`."""
 
     def boot_id(self) -> bytes:
-        """Return 16 bytes that are another value after each boot of the machine.
+        """Return 16 bytes that identify the machine's present boot.
 
-        While they are the same, what was written and not synced is still in the page cache.
+        While they are the same, everything that was written and not synced is still in the page cache.
         """
 
 
@@ -337,7 +336,7 @@ class RealDisk:
             self.sync_directory(os.path.dirname(directory) or ".")
 
     def make_directories(self, paths: Sequence[str]) -> None:
-        """Make directories beside each other, and sync the one that they are in."""
+        """Make directories that have the same parent, and sync the parent."""
         for path in paths:
             try:
                 os.mkdir(path, 0o750)

@@ -26,7 +26,7 @@ _HEAD = struct.Struct("<4sIQII")
 
 
 class Document:
-    """The newest whole payload under one name in one directory."""
+    """A small file that is replaced as a whole, in two copies; its content is the `payload`."""
 
     def __init__(self, disk: Disk, directory: str, name: str) -> None:
         self.disk = disk
@@ -35,15 +35,12 @@ class Document:
         self._pattern = re.compile(rf"{re.escape(name)}-(\d+)\.[ab]")
 
     def _files(self) -> list[tuple[int, str]]:
-        """Return (number, file name) of every copy, newest first."""
+        """Return (number, file name) of every copy on disk, whole or not, newest first."""
         matches = [self._pattern.fullmatch(entry) for entry in self.disk.list(self.directory)]
         return sorted(((int(found[1]), found[0]) for found in matches if found), reverse=True)
 
     def exists(self) -> bool:
-        """Return whether there is any copy, whole or not.
-
-        A document that was once written always leaves one.
-        """
+        """Return whether there is any copy, whole or not; after the first `write` there always is."""
         return bool(self._files())
 
     def read(self) -> bytes | None:
@@ -77,17 +74,17 @@ class Document:
         return None
 
     def copies(self) -> list[tuple[int, str, bytes | str]]:
-        """Return every copy, newest first.
+        """Return every copy, newest first, as (number, file name, content).
 
-        Each is (number, file name, payload, or a description of its damage).
+        The content is the payload (bytes), or a description of the damage (str) if the copy is not whole.
         """
         return [(number, name, self._payload(name, number)) for number, name in self._files()]
 
     def _payload(self, name: str, number: int) -> bytes | str:
-        """Return the payload of one copy, or a description of its damage.
+        """Return the payload (bytes) of one copy, or a description of its damage (str).
 
         Raises:
-            DiskError: For a failure that is not damage.
+            DiskError: The file cannot be read for a reason other than damage.
         """
         try:
             file = self.disk.open(os.path.join(self.directory, name))
@@ -115,9 +112,8 @@ class Document:
         """Replace the document; durable on return.
 
         Raises:
-            DiskError: It failed. `read` still returns the old payload, in this process and after a
-                restart, and no new file is left: except if the disk, having failed, also refuses to
-                remove the new names.
+            DiskError: The write failed. `read` still returns the old payload, in this process and after a
+                restart, and no new file is left, unless the disk also refuses to remove the new files.
         """
         files = self._files()
         number = files[0][0] + 1 if files else 1

@@ -15,7 +15,7 @@ class StorageError(Exception):
 
 
 class DiskError(StorageError):
-    """An operation of the operating system failed. `errno` is that of its `OSError`, 0 if unknown."""
+    """A file operation failed in the operating system. `errno` is that of the `OSError`, 0 if unknown."""
 
     def __init__(self, operation: str, path: str, number: int, text: str) -> None:
         super().__init__(f"{operation} {path}: {text} (errno {number})")
@@ -25,7 +25,7 @@ class DiskError(StorageError):
 
     @classmethod
     def of(cls, operation: str, path: str, error: OSError) -> DiskError:
-        """Return the `DiskError` for an `OSError` of `operation` on `path`."""
+        """Return a `DiskError` that tells of `error`, which `operation` on `path` raised."""
         return cls(operation, path, error.errno or 0, error.strerror or str(error))
 
     @property
@@ -40,16 +40,16 @@ class DiskError(StorageError):
 
     @property
     def is_damage(self) -> bool:
-        """Whether only these bytes are lost: an unreadable sector, or a missing file."""
+        """Whether the error means damage to this file alone: an unreadable sector, or a missing file."""
         return self.errno in (errno.EIO, errno.EILSEQ, errno.ENODATA, errno.ENOENT)
 
 
 class LogRemoved(StorageError):
-    """The log was deleted or replaced, so the request will never be done."""
+    """The log was deleted or replaced, so the requested change can never be made."""
 
 
 class ReplicaStopped(StorageError):
-    """One replica has stopped because its state is wrong; it does nothing more until a restart."""
+    """A replica has stopped because its state is inconsistent; it does nothing more until a restart."""
 
 
 class DamagedDocument(StorageError):
@@ -57,9 +57,9 @@ class DamagedDocument(StorageError):
 
 
 class NewerFormat(StorageError):
-    """A whole file of a format that this program does not know: a newer program wrote it.
+    """An intact file has a format that this program does not know: a newer program wrote it.
 
-    It is no damage, so nothing may be repaired, forgotten or replaced because of it.
+    That is no damage, so nothing may be repaired, dropped or replaced because of it.
     """
 
     def __init__(self, path: str, version: int, *, known: int) -> None:
@@ -123,7 +123,7 @@ class FolderInUse(StorageError):
 
 
 class NotALogFolder(StorageError):
-    """The folder holds something else; nothing in it was touched."""
+    """The folder is not a folder of logs; nothing in it was changed."""
 
 
 class RecordsLost(StorageError):

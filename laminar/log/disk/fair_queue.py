@@ -1,7 +1,7 @@
 """A fair limiter for reads in threads.
 
-It limits the reads in flight, in number and in bytes, and lets waiting readers start one read each in turn.
-Without it one consumer that replays old data would take all threads and all memory, and every other reader
+It limits the reads in progress, in number and in bytes, and lets waiting readers start one read each in turn.
+Without it one consumer that replays old data would use all threads and all memory, and every other reader
 would wait. It knows nothing of files. The loop's thread only.
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Hashable
 
 
 class FairLimiter:
-    """A limit of `limit` reads and `limit_bytes` bytes in flight; a read larger than that runs alone.
+    """A limit of `limit` reads and `limit_bytes` bytes in progress; a larger read waits until it runs alone.
 
     `limit_bytes` may be changed; the next `release` applies it to the reads that wait.
     """
@@ -29,13 +29,13 @@ class FairLimiter:
 
     @property
     def waiting(self) -> int:
-        """Number of reads that wait."""
+        """Number of reads that wait for their start."""
         return sum(map(len, self._waiting.values()))
 
     async def acquire(self, reader: Hashable, size_bytes: int) -> None:
         """Wait until a read of `size_bytes` may start, and count it as started.
 
-        The caller must call `release` when the read has ended, also if it failed; not if this call raised.
+        When the read has ended or failed, the caller must call `release`; it must not if this call raised.
         `reader` is any key by which the reads of one reader are recognised.
         """
         if not self._waiting and self._has_room(size_bytes):
@@ -54,7 +54,7 @@ class FairLimiter:
             raise
 
     def release(self, size_bytes: int) -> None:
-        """Count a read of `size_bytes` as ended, and start those that now fit."""
+        """Count a read of `size_bytes` as ended, and start waiting reads for which there is room now."""
         self.running -= 1
         self.running_bytes -= size_bytes
         self._next()

@@ -1,8 +1,8 @@
-"""Bounds that all logs of a storage share: open files, and index rows in memory.
+"""Limits that all logs of a storage share: on open files, and on index rows in memory.
 
 A thousand partitions of many segments have more files than a process may open, and more index rows than it
-should keep. So files that were not used lately are released, and rows are cached in chunks; the chunk that
-was used least recently is dropped first. The content of files and chunks does not matter here.
+should keep in memory. So files that were not used lately are closed, and rows are cached in chunks; the chunk
+that was used least recently is dropped first. This module does not look into files or chunks.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LOOKS = 16
 
 
 def raise_open_file_limit() -> int:
-    """Raise the soft limit of open files to the hard limit; return the limit that then holds.
+    """Raise the process's soft limit of open files to the hard limit; return the limit that then applies.
 
     The usual soft limit of 1,024 is for programs that call `select`. A thousand partitions or connections
     need more.
@@ -41,12 +41,13 @@ def raise_open_file_limit() -> int:
 
 
 class Handle:
-    """A file that is open only while it is in use; any thread may use it.
+    """A file that is opened when it is used, and may be closed again between uses; for any thread.
 
     A file that was written to stays open until a sync has covered the write: the sync of a file that was
-    closed and opened again may not report a write error from before. A file is exempt if it is
-    `checked_when_read` and can be rebuilt (an index): else a checkpoint of ten thousand segments would
-    keep twice as many files open. `used` is set by each use, and cleared when a release is considered.
+    closed and opened again may not report an earlier write error. That does not apply to a file that is
+    `checked_when_read` and can be rebuilt (an index): otherwise a checkpoint of ten thousand segments would
+    keep twice as many files open. `used` is set by each use, and cleared when the file is considered for
+    closing.
     """
 
     __slots__ = ("_begun", "_ended", "_files", "_synced", "checked_when_read", "file", "path", "used")
@@ -67,14 +68,14 @@ class Handle:
 
     @property
     def unsynced(self) -> bool:
-        """Whether a write was begun that no sync has covered."""
+        """Whether a write has begun that no sync has covered yet."""
         return self._begun != self._synced
 
     def open(self, *, create: bool = False) -> File:
-        """Return the file, opened if necessary.
+        """Return the open file; open it if necessary, and make a missing one with `create`.
 
         Raises:
-            DiskError: It cannot be opened.
+            DiskError: The file cannot be opened.
         """
         self.used = True
         file = self.file
@@ -98,11 +99,11 @@ class Handle:
 
     @property
     def writes(self) -> int:
-        """Number of writes that have ended: the argument for `synced`."""
+        """Number of writes that have ended; read it before a sync, and pass it to `synced` afterwards."""
         return self._ended
 
     def synced(self, writes: int) -> None:
-        """Count the first `writes` writes as covered by a sync."""
+        """Note that a sync has covered the first `writes` writes."""
         self._synced = max(self._synced, writes)
         self._files.shrink()
 
@@ -114,15 +115,15 @@ class Handle:
             self.synced(writes)
 
     def start_writeback(self, size: int, position: int) -> None:
-        """Hint that these bytes should be written now."""
+        """Ask the kernel to begin writing these bytes to the disk, so that a later sync is short."""
         self.open().start_writeback(size, position)
 
     def forget(self) -> None:
-        """Release the file without closing it, even if it is unsynced; a thread that reads it may go on."""
+        """Drop the open file, even if it is unsynced; it is closed when no thread reads it any more."""
         self._files.forget(self)
 
     def close(self) -> None:
-        """Close the file, if it is open. Readers that hold it already may finish."""
+        """Close the file at once, if it is open."""
         file = self._files.forget(self)
         if file is not None:
             file.close()
@@ -131,8 +132,8 @@ class Handle:
 class OpenFiles:
     """The open files of a storage: about `limit` of them, and in addition those that wait for a sync.
 
-    At most `unsynced_limit` files should wait for a sync; above it the segment writer syncs the oldest.
-    Each limit is at most a quarter of the number of files that this process may open.
+    At most `unsynced_limit` files should wait for a sync: if there are more, the segment writer syncs the
+    oldest. Each limit is at most a quarter of the number of files that this process may open.
     """
 
     def __init__(self, disk: Disk, limit: int) -> None:
@@ -158,7 +159,7 @@ class OpenFiles:
         return file
 
     def shrink(self) -> None:
-        """Close files above the limit, except those that must stay open now."""
+        """Close files if there are more than the limit, except those in use and those that need a sync."""
         if len(self._open) > self._limit:
             with self._lock:
                 self._let_go()
@@ -179,14 +180,14 @@ class OpenFiles:
                 oldest.file = None
 
     def forget_in(self, directory: str) -> None:
-        """Release all files of a removed directory: open ones would keep their room on the disk."""
+        """Drop all open files in a removed directory: an open file would keep its space on the disk."""
         with self._lock:
             for handle in [each for each in self._open if os.path.dirname(each.path) == directory]:
                 del self._open[handle]
                 handle.file = None
 
     def forget(self, handle: Handle) -> File | None:
-        """Take the file from its handle and return it; None if it was not open."""
+        """Remove the open file from `handle`, without closing it, and return it; None if it was not open."""
         with self._lock:
             self._open.pop(handle, None)
             file, handle.file = handle.file, None
@@ -194,7 +195,7 @@ class OpenFiles:
 
 
 class RowCache:
-    """Chunks of index rows by (segment file, chunk number), up to `limit_bytes`.
+    """A cache of index rows in chunks, by (segment file, chunk number), up to `limit_bytes`.
 
     The loop's thread only.
     """
@@ -206,7 +207,7 @@ class RowCache:
         self.loads = 0
 
     def get(self, owner: Hashable, number: int) -> bytes | None:
-        """Return a chunk, or None if it is not cached."""
+        """Return the rows of chunk `number` of `owner`, a segment file; None if they are not cached."""
         key = (owner, number)
         chunk = self._chunks.get(key)
         if chunk is not None:
@@ -214,7 +215,7 @@ class RowCache:
         return chunk
 
     def put(self, owner: Hashable, number: int, chunk: bytes) -> None:
-        """Cache a chunk, and drop the least recently used ones above the limit."""
+        """Cache a chunk; above the limit, drop the chunks that were used least recently."""
         self.drop(owner, number)
         self.loads += 1
         self._chunks[owner, number] = chunk

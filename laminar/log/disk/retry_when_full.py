@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 
 class DiskFullRetry:
-    """One timer for everything that is to be retried. The loop's thread only."""
+    """A timer that retries failed operations, by name, after a pause. The loop's thread only."""
 
     def __init__(
         self,
@@ -21,9 +21,10 @@ class DiskFullRetry:
         pause_ms: int,
         attempt: Callable[[set[str]], None],
     ) -> None:
-        """Call `attempt`, `pause_ms` after a `request`, with the names of all that was requested by then.
+        """Make a timer that calls `attempt`, `pause_ms` after a `request`.
 
-        `attempt` must call `request` again for what fails again. `loop` returns the event loop.
+        `attempt` gets the names of all operations requested until then, and must call `request` again for
+        each that fails again. `loop` returns the event loop.
         """
         self._loop = loop
         self._pause_ms = pause_ms
@@ -33,7 +34,7 @@ class DiskFullRetry:
         self._closed = False
 
     def request(self, what: str) -> None:
-        """Retry `what` in `pause_ms`."""
+        """Retry the operation named `what` after the pause, or with those that wait already."""
         self._missing.add(what)
         if self._timer is None and not self._closed:
             self._timer = self._loop().call_later(self._pause_ms / 1000, self._try)

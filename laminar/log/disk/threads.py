@@ -1,7 +1,7 @@
-"""Executors for blocking work: one thread per kind of work, fed in order.
+"""Executors for blocking work: each has one thread, for one kind of work, and runs its tasks in order.
 
-The interface has two calls, so that tests and the simulator can run the same storage in one thread, in an
-order of their choice.
+The interface has only two methods, so that tests and the simulator can run the same storage in one thread, in
+an order of their choice.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Protocol
 
 
 class SerialExecutor(Protocol):
-    """Runs tasks one after the other, in the order submitted. Tasks do not raise."""
+    """Runs tasks one after the other, in the order in which they were submitted. Tasks must not raise."""
 
     def submit(self, task: Callable[[], None]) -> None:
         """Run `task` after all tasks submitted before."""
 
     def close(self) -> None:
-        """Return when every task submitted before has ended."""
+        """Wait until every task submitted before has ended, then release the executor."""
 
 
 class SerialThreadExecutor:
@@ -44,7 +44,7 @@ class SerialThreadExecutor:
             task()
 
     def close(self) -> None:
-        """End the thread when every task submitted before has ended."""
+        """Wait until every task submitted before has ended, and end the thread."""
         if self._thread is not None:
             self._tasks.put(None)
             self._thread.join()

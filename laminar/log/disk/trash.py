@@ -22,7 +22,7 @@ _STAMPED = re.compile(r".+@(\d{1,16})")
 
 
 class Trash:
-    """The trash of one folder. Only one process may purge it."""
+    """The trash of one data folder or folder of logs. Only one process may purge it."""
 
     def __init__(self, disk: Disk, directory: str, *, keep_ms: int) -> None:
         self._disk = disk
@@ -31,9 +31,10 @@ class Trash:
         self.removed = 0
 
     async def purge(self, *, now_ms: int, everything: bool = False) -> None:
-        """Note the time of new directories; remove those noted `keep_ms` ago or earlier, or `everything`.
+        """Remove the directories that have been in the trash for `keep_ms`; all with `everything`.
 
-        `now_ms` is the time in ms since the epoch. A `DiskError` is logged, and ends this pass.
+        Directories seen for the first time are renamed, so that their names have the time `now_ms` (in ms
+        since the epoch), from which `keep_ms` count. A `DiskError` is logged, and ends this call.
         """
         loop = asyncio.get_running_loop()
         try:

@@ -13,7 +13,7 @@ import msgspec
 
 @dataclass(frozen=True, slots=True)
 class LogStart:
-    """Where a log begins: `index`, `term` and `time_ms` of the entry *before* its first one.
+    """The start of a log: `index`, `term` and append time (`time_ms`) of the entry *before* its first.
 
     `offset` is that of the first record that is kept. All are 0 in a log that was never trimmed.
     """
@@ -26,7 +26,7 @@ class LogStart:
 
 @dataclass(frozen=True, slots=True)
 class LogEnd:
-    """The last entry: its index and term, and the offset after its records."""
+    """The end of a log: index and term of its last entry, and the offset after the last record."""
 
     index: int
     term: int
@@ -42,13 +42,14 @@ class HardState:
 
 
 class LogState(msgspec.Struct, kw_only=True):
-    """One log in a checkpoint.
+    """The state of one log in a checkpoint.
 
-    `segment` is the first index of the last segment (0: no entries), and `end_position` is where the last
-    frame ends in it. `policy` is 0 for `commit`, 1 for `interval`; the limits of an interval are
-    `interval_ms` and `interval_records`. `unsynced`: in this generation entries may have been
-    acknowledged before they were synced. `power_lost`: the log is `recovering` only because a power loss
-    may have taken its last interval. `least_term`: see `Log.set_recovering`.
+    The last entry has `end_index` and `end_term`, and `end_offset` is the offset after it. `segment` is the
+    first index of the last segment (0: no entries), and `end_position` is the byte position in it where the
+    last frame ends. `policy` is 0 for `commit` and 1 for `interval`, whose limits are `interval_ms` and
+    `interval_records`. `unsynced` is set if entries may have been acknowledged before they were synced, in
+    the checkpoint's generation. `recovering`, `power_lost`, `incarnation` and `least_term` are explained at
+    `Log.set_recovering`.
     """
 
     log_id: int
@@ -88,14 +89,15 @@ def empty_state(log_id: int, name: str) -> LogState:
 class Checkpoint(msgspec.Struct, kw_only=True):
     """The whole content of a checkpoint; see docs/storage.md#checkpoints.
 
-    `generation` is one life of the journal, from a start to the next; `seed` is its random part. Recovery
-    begins to read at `journal_position` of file `journal_file`, which was filled with zeros up to
-    `journal_size` before its use (0: it was not). `boot_id` is that of the machine's boot in which the
+    `generation` is the number of the journal's generation (the time from one start to the next), and `seed`
+    its random part. The checkpoint includes all journal records up to `lsn`. Recovery reads the journal from
+    position `journal_position` of file `journal_file` on; that file was filled with zeros up to
+    `journal_size` before its use (0: it was not filled). `boot_id` identifies the machine's boot in which the
     generation began.
 
-    `hard_states` are by replica id. `lost` are the ids of replicas whose newest hard state may be lost.
-    `replaced` maps the ids of replaced logs to the ids of their replacements, until the manifest names
-    the replacements.
+    `hard_states` has terms and votes by replica id. `lost` are the ids of replicas whose newest hard state
+    may be lost. `replaced` maps the ids of replaced logs to the ids of their replacements, until the manifest
+    names the replacements.
     """
 
     generation: int
@@ -115,15 +117,15 @@ _DECODER = msgspec.msgpack.Decoder(Checkpoint)
 
 
 def decode_checkpoint(payload: bytes) -> Checkpoint:
-    """Return the checkpoint that `encode_checkpoint` encoded."""
+    """Return the checkpoint in the bytes that `encode_checkpoint` made."""
     return _DECODER.decode(payload)
 
 
 def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
-    """Return a checkpoint as bytes."""
+    """Return the bytes of a checkpoint, in msgpack: the payload of its document."""
     return msgspec.msgpack.encode(checkpoint)
 
 
 def directory_name(name: str, log_id: int) -> str:
-    """Return the name of a log's directory."""
+    """Return the name of a log's directory, made of the log's name and its id."""
     return f"{name}-{log_id:016x}"

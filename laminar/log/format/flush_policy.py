@@ -12,7 +12,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlushPolicy:
-    """A flush policy. `interval_ms` 0 means `commit`; `interval_records` 0 means that only time limits."""
+    """A flush policy: `commit` if `interval_ms` is 0, else `interval`.
+
+    Under `interval` a record is synced within `interval_ms`, or when there are `interval_records` unsynced
+    records (0: there is no such limit).
+    """
 
     interval_ms: int = 0
     interval_records: int = 0
@@ -28,7 +32,7 @@ class FlushPolicy:
 
     @property
     def name(self) -> str:
-        """The policy's name in settings and reports."""
+        """The policy's name in settings and reports: ``commit`` or ``interval``."""
         return "interval" if self.interval_ms else "commit"
 
 

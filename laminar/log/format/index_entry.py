@@ -1,4 +1,4 @@
-"""Index entries: what the index knows of each batch, as packed rows of 56 bytes.
+"""Index entries: packed rows of 56 bytes that say where each entry of a log lies in its segment.
 
 There is one row for each entry, in the order of Raft indexes without gaps, so the place of a row is computed.
 Pure: bytes in, values out. A row has a checksum of its own: where a batch is damaged, an intact row still
@@ -38,10 +38,12 @@ _HIDDEN = (int(Kind.STAGED), int(Kind.DELAYED), int(Kind.CHANNEL), int(Kind.SKIP
 
 @dataclass(slots=True)
 class IndexEntry:
-    """One row of the index, unpacked.
+    """One row of the index, unpacked: what is known of an entry without its frame.
 
-    `position` and `size` of the frame are in bytes, in its segment; `count` is the number of records.
-    `kind` is a `Kind`, or `UNKNOWN_KIND`.
+    `index` and `term` are those of Raft. `base_offset` is the offset of the first record, and `count` the
+    number of records. The frame is at byte `position` of its segment, and has `size` bytes. `kind` is a
+    `Kind`, or `UNKNOWN_KIND` if header and row were both damaged. `tag_mask` is the mask of the records'
+    tags.
     """
 
     index: int
@@ -84,7 +86,7 @@ def unpack_row(rows: Buffer, slot: int, index: int) -> IndexEntry:
 
 
 def row_is_whole(rows: Buffer, slot: int) -> bool:
-    """Return whether the row's own checksum holds."""
+    """Return whether the row in `slot` is intact, according to its own checksum."""
     view = memoryview(rows)[slot * ROW_SIZE : (slot + 1) * ROW_SIZE]
     if len(view) < ROW_SIZE:
         return False
@@ -93,9 +95,9 @@ def row_is_whole(rows: Buffer, slot: int) -> bool:
 
 
 def whole_rows(rows: Buffer, count: int) -> int:
-    """Return how many rows, of the first `count`, are intact and follow each other without a gap.
+    """Return how many of the first `count` rows are intact and follow each other without a gap.
 
-    A row follows another if its frame and its offsets begin where those of the other end.
+    A row follows the row before it if its frame and its offsets begin where those of that row end.
     """
     position = offset = -1
     view = memoryview(rows)
@@ -118,12 +120,12 @@ def whole_rows(rows: Buffer, count: int) -> int:
 
 
 def is_frame_of(frame: Buffer, index: int, term: int) -> bool:
-    """Return whether `frame` is the intact frame of entry `index` of `term`, by both checksums."""
+    """Return whether `frame` is that of entry `index` of term `term`, and both its checksums are right."""
     return is_frame_at(memoryview(frame), 0, len(frame), index, term)
 
 
 def is_frame_at(view: memoryview, start: int, end: int, index: int, term: int) -> bool:
-    """Return what `is_frame_of` does for the bytes from `start` to `end` of a larger buffer."""
+    """Return what `is_frame_of` returns, for the bytes from `start` to `end` of a larger buffer."""
     if end - start < HEADER_SIZE or end > len(view):
         return False
     found_index, found_term, body_crc, header_crc = _unpack_sealed_place(view, start)
@@ -136,14 +138,14 @@ def is_frame_at(view: memoryview, start: int, end: int, index: int, term: int) -
 
 
 def unpack_frame_rows(rows: Buffer, slot: int, count: int) -> Iterator[tuple[int, int, int, int]]:
-    """Return an iterator of (term, position, size, kind) of `count` rows, from `slot` on."""
+    """Return an iterator over `count` rows from `slot` on, each as (term, position, size, kind)."""
     start = slot * ROW_SIZE
     # A copy: `rows` may grow while the iterator lives.
     return _FRAME_ROW.iter_unpack(rows[start : start + count * ROW_SIZE])
 
 
 def is_header_of(header: Buffer, row: IndexEntry) -> bool:
-    """Return whether this is an intact header of the entry that the row names."""
+    """Return whether `header` is intact (its checksum is right) and is that of the entry of `row`."""
     if len(header) < HEADER_SIZE:
         return False
     index, term, checksum = _PLACE_AND_CRC.unpack_from(header)
@@ -153,10 +155,10 @@ def is_header_of(header: Buffer, row: IndexEntry) -> bool:
 
 
 def row_mask(rows: Buffer, slot: int) -> int:
-    """Return the mask of the tags of an entry's records, for a filter to compare.
+    """Return the mask of the tags of an entry's records, by which a reader with a filter skips entries.
 
-    All bits are set for an `UNKNOWN_KIND` row, so that a filtering reader meets the damage. The mask of a
-    staged entry is 0: its records are read through the publish entry that names it.
+    All bits are set for a row of `UNKNOWN_KIND`, so that such a reader does not skip the damage. The mask of
+    a staged entry is 0: its records are read through the publish entry that names it.
     """
     mask, kind = _TAGS.unpack_from(rows, slot * ROW_SIZE)
     if kind in _HIDDEN:
@@ -165,7 +167,7 @@ def row_mask(rows: Buffer, slot: int) -> int:
 
 
 def row_is_shown(rows: Buffer, slot: int) -> bool:
-    """Return whether readers see an entry at its own place in the log: False if it is staged."""
+    """Return whether readers see an entry's records at its own place in the log: False for a staged entry."""
     _, kind = _TAGS.unpack_from(rows, slot * ROW_SIZE)
     return bool(kind not in _HIDDEN)
 
@@ -195,7 +197,7 @@ def row_next_offset(rows: Buffer, slot: int) -> int:
 
 
 def row_place(rows: Buffer, slot: int) -> tuple[int, int, int]:
-    """Return (term, position, size) of a row's entry: what reading it needs."""
+    """Return (term, position, size) of a row's entry, with which its frame can be read and checked."""
     term, position, size = _WHERE.unpack_from(rows, slot * ROW_SIZE)
     return term, position, size
 

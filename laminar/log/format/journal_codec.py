@@ -33,7 +33,7 @@ RECORD = struct.Struct("<BBHIQ")
 
 
 class RecordKind(IntEnum):
-    """The kinds of changes that journal records make. The numbers are on disk and never change."""
+    """The kinds of journal records, each with the content of its payload. The numbers never change."""
 
     FULL = 1  # a whole batch
     TRUNCATE = 2  # (index, term) of the first entry cut
@@ -49,7 +49,7 @@ class RecordKind(IntEnum):
 
 
 class RecoveryReason(IntEnum):
-    """The reasons why a replica may have forgotten what it acknowledged."""
+    """The reasons why a replica may have forgotten what it acknowledged; `NO`: it has not."""
 
     NO = 0
     DAMAGED = 1
@@ -57,7 +57,7 @@ class RecoveryReason(IntEnum):
 
 
 class FrameFlag(IntEnum):
-    """The properties of a frame: bits."""
+    """The bits in the flags of a journal frame."""
 
     TWIN = 1  # the second copy of the hard states of the frame before it
     HARD_STATE = 2  # holds hard states, so a twin follows (or this is it)
@@ -80,7 +80,7 @@ def record_head(kind: RecordKind, key: int, length: int) -> bytes:
 
 
 def encode_mark(why: RecoveryReason, *, incarnation: int, least_term: int) -> bytes:
-    """Return the payload of a MARK record."""
+    """Return the payload of a MARK record, which sets a log's recovery state (`Log.set_recovering`)."""
     if least_term:
         return MARK_WITH_TERM.pack(why, incarnation, least_term)
     return MARK.pack(why, incarnation)
@@ -96,12 +96,13 @@ def decode_mark(payload: memoryview) -> tuple[int, int, int]:
 
 @dataclass(slots=True, kw_only=True)
 class FrameHead:
-    """The head of a journal frame.
+    """The head of a journal frame, whose log sequence number is `lsn`.
 
-    `durable_lsn` is the highest LSN whose sync had returned when this was written; `hard_state_lsn` the
-    highest LSN below this one of a frame with hard states (0: none in this generation), so that recovery
-    knows whether a gap may have held one. `file_size` is the size to which the file was filled with zeros
-    and synced before its first frame (0: it was not): a file that is shorter is damaged.
+    `durable_lsn` is the LSN of the last frame that was synced when this frame was written. `hard_state_lsn`
+    is the LSN of the last frame before this one with hard states (0: none in this generation): from it
+    recovery knows whether missing frames may have had any. `records` is the number of records and `length`
+    their bytes. `file_size` is the size to which the file was filled with zeros and synced before its first
+    frame (0: it was not filled): a file that is shorter is damaged.
     """
 
     flags: int
@@ -115,7 +116,7 @@ class FrameHead:
 
     @property
     def stored_size(self) -> int:
-        """Bytes in the file, with the zeros up to the next boundary."""
+        """Bytes of the frame in its file, with the zeros up to the next boundary."""
         return padded_size(self.length)
 
 
@@ -204,9 +205,10 @@ def decode_frame(data: memoryview, position: int, *, generation: int, seed: int)
 
 
 def newer_version(data: memoryview, position: int, *, generation: int, seed: int) -> int:
-    """Return the version of the whole frame at `position`, if a newer program wrote it; else 0.
+    """Return the format version of the whole frame at `position` if a newer program wrote it; else 0.
 
-    Place and range of the checksum are the same in every version, so rot is not taken for a version.
+    The checksum is at the same place in every version and is verified here, so damaged bytes are not taken
+    for another version.
     """
     if data[position : position + 4] != MAGIC or len(data) - position < HEAD_SIZE:
         return 0
@@ -220,10 +222,10 @@ def newer_version(data: memoryview, position: int, *, generation: int, seed: int
 
 
 def frame_marks(data: memoryview, position: int, *, generation: int, lsn: int | None) -> int:
-    """Return how many of three fields at `position` are as expected (0 to 3): magic, generation, LSN.
+    """Return how many of the fields magic, generation and LSN at `position` fit a frame's head (0 to 3).
 
-    For telling a damaged frame from other bytes: the checksum is not looked at. 0 if fewer bytes than a
-    head are left; an `lsn` of None never agrees.
+    It is for telling a damaged frame from other bytes, so the checksum is not looked at. 0 if fewer bytes
+    than a head are left. With an `lsn` of None that field does not count.
     """
     if len(data) - position < HEAD_SIZE:
         return 0

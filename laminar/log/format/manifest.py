@@ -15,10 +15,11 @@ from laminar.log.disk.document import Document
 
 
 class ReplicaEntry(msgspec.Struct, kw_only=True):
-    """One replica of one partition.
+    """One replica of one partition, in the manifest.
 
-    `voters` are (replica id, node id) at creation; replica ids are never reused. `state` is "making" until
-    the replica is complete, then "made"; `laminar.node` decides, and has a third one for replicas that move.
+    `voters` are (replica id, node id) of the group at the replica's creation; replica ids are never reused.
+    `state` is "making" until the replica is complete, then "made"; `laminar.node` sets it, and has a third
+    state for replicas that move.
     """
 
     log_id: int
@@ -35,11 +36,12 @@ class ReplicaEntry(msgspec.Struct, kw_only=True):
 
 
 class Unknown(msgspec.Struct, kw_only=True):
-    """A manifest that may lack replicas, written because the one before was lost.
+    """The content of a manifest that may lack replicas, written because the manifest before was lost.
 
-    It is replaced when the catalog has said which replicas there are. `set_aside`: the start that found
-    the loss has finished with what the store directory held then. While False, each start preserves a
-    copy of it again and begins without it (`laminar.log.recovery.store`).
+    It is replaced when the catalog has said which replicas there are. `set_aside` is set when the start that
+    found the loss has ended, so that the old content of the store directory is preserved and not used any
+    more. While it is False, each start preserves a copy of that content again and begins without it
+    (`laminar.log.recovery.store`).
     """
 
     entries: list[ReplicaEntry]
@@ -60,12 +62,13 @@ def decode_manifest(payload: bytes) -> _Content:
 
 
 class Manifest:
-    """The durable list of replicas, in memory and in its document.
+    """The durable list of a store directory's replicas, in memory and in its document.
 
-    One thread writes, also into the tables that others read: these look at one entry at a time, or copy the
-    whole table by one call. `known`: `entries` names every replica that was created here and
-    not removed since. If False, no replica may be created (docs/consensus.md#births-and-removals).
-    `set_aside` as in `Unknown`. `written`: the document exists.
+    One thread changes it. Other threads may read the tables in memory at the same time, if they look up one
+    entry at a time, or copy the whole table by one call. `known` is set if `entries` has every replica that
+    was created here and not removed since; if it is False, no replica may be created
+    (docs/consensus.md#births-and-removals). `set_aside` is explained at `Unknown`. `written` is set if the
+    document exists.
     """
 
     def __init__(self, disk: Disk, directory: str) -> None:
@@ -86,26 +89,26 @@ class Manifest:
 
     @property
     def by_key(self) -> Mapping[int, ReplicaEntry]:
-        """The entries by replica id; in a folder of logs, where that is 0, by the log's id, negative."""
+        """The entries by replica id; in a folder of logs, which has no replica ids, by minus the log id."""
         return self._by_key
 
     @property
     def unmade(self) -> list[ReplicaEntry]:
-        """The entries in another state than "made"."""
+        """The entries whose state is not "made": replicas that are not complete, or that move."""
         return list(self._unmade.values())
 
     def of_group(self, group: bytes) -> ReplicaEntry | None:
-        """Return the entry of a group; a store directory has one replica of it at most."""
+        """Return the entry of the replica of a Raft group, by the group's id; None if there is none here."""
         return self._by_group.get(group)
 
     def load(self) -> None:
-        """Read the entries, and write them again: the copy may have been in the page cache only."""
+        """Read the entries, and write them again, because they may have been in the page cache only."""
         payload = self.read()
         if payload is not None:
             self._document.write(payload)
 
     def read(self) -> bytes | None:
-        """Read the entries from the document, which is not changed; return its payload, None if none."""
+        """Read the entries without changing the document; return its payload, None if there is none."""
         payload = self._document.read()
         self.written = payload is not None
         if payload is not None:
@@ -120,9 +123,9 @@ class Manifest:
     def replace(
         self, entries: Sequence[ReplicaEntry], *, known: bool | None = None, set_aside: bool | None = None
     ) -> None:
-        """Replace the entries; durable on return.
+        """Replace all entries; durable on return.
 
-        `known` and `set_aside` stay as they are if not given.
+        `known` and `set_aside` set the attributes of the same name; None leaves them unchanged.
         """
         by_key = {_key_of(entry): entry for entry in entries}
         assert len(by_key) == len(entries), f"{len(entries)} entries with {len(by_key)} ids"
@@ -134,7 +137,7 @@ class Manifest:
         self.known, self.set_aside, self.written = known, set_aside, True
 
     def change(self, changes: ManifestChange, *, known: bool | None = None) -> None:
-        """Change, add and remove some entries; durable on return. `known` as in `replace`."""
+        """Change, add or remove some entries; durable on return. `known` is explained at `replace`."""
         if not self.known or known is False:
             after = {**self._by_key, **changes}
             self.replace([entry for entry in after.values() if entry is not None], known=known)

@@ -65,9 +65,10 @@ class StorageSettings:
 
     @property
     def checkpoint_due_bytes(self) -> int:
-        """Bytes of journal after which a checkpoint is due.
+        """Number of bytes of journal after which a checkpoint is due.
 
         That is `checkpoint_bytes`, or less if journal files are so small that `max_journal_files` of them
-        hold fewer bytes: else appends would be refused before a checkpoint is due, and it never would be.
+        have fewer bytes: otherwise appends would be refused before a checkpoint is due, and so none would
+        ever be made.
         """
         return min(self.checkpoint_bytes, self.journal_file_bytes * self.max_journal_files // 4)

@@ -1,4 +1,4 @@
-"""Damage inside logs: found by reading everything again, recorded, and repaired.
+"""Damage inside logs: found by reading all segments again, recorded, and repaired.
 
-`scrubber` finds it; `damage_registry` records it and puts repaired bytes back.
+`scrubber` finds damage; `damage_registry` records it and writes intact bytes in its place.
 """

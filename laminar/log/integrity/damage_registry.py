@@ -4,8 +4,8 @@ There is one for all logs of a storage. It writes each log's document of damage
 (`laminar.log.segment.quarantine`) in the writer's thread, so after everything that was recorded before. It
 reports damage to the caller's `on_damage`, which may fetch the bytes from another replica, and writes intact
 bytes to their place. Damage is recorded before anything else happens to the bytes, and cleared only when
-intact bytes are durable. The registry does not know replicas: whether bytes are the right ones follows from
-the log's own entries.
+intact bytes are durable. The registry does not know replicas: it checks offered bytes by the log's own
+entries.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ def wall_ms() -> int:
 
 
 class DamageRegistry:
-    """The registry of damage in all logs of a storage, and its repair."""
+    """The registry of damage in all logs of a storage: it records, reports and repairs damaged entries."""
 
     def __init__(self, in_writer: Doing, *, clock_ms: Callable[[], int] = wall_ms) -> None:
-        """Make a registry that writes by `in_writer`, which runs work in the segment writer's thread.
+        """Make a registry.
 
-        The work must run after all that was handed to that thread before. `clock_ms` returns the time in ms
-        since the epoch.
+        `in_writer` runs a function in the segment writer's thread, after all work that was submitted to that
+        thread before, and returns a future. `clock_ms` returns the time in ms since the epoch.
         """
         self._in_writer = in_writer
         self._clock_ms = clock_ms
@@ -59,7 +59,7 @@ class DamageRegistry:
         self.refused_repairs = 0
 
     def adopt(self, log: Log) -> None:
-        """Watch a log from now on."""
+        """Add a log: record and report the damage that its readers find, and repair its entries."""
         log.watch_damage(on_damage=partial(self._on_damage, log), repairer=partial(self.repair, log))
 
     def _on_damage(self, log: Log, damage: Damage) -> None:
@@ -76,10 +76,10 @@ class DamageRegistry:
             self.on_damage(log, error)
 
     def record(self, log: Log) -> asyncio.Future[None]:
-        """Write a log's quarantine, as it is now, to its document; the future is done when that is durable.
+        """Write a log's quarantine (its damaged ranges), as it is now, to its document.
 
-        If the disk refuses, the quarantine stays in memory only, and the future succeeds. It fails only with
-        `StorageClosed`, which may be ignored.
+        The future is done when the document is durable. If the disk refuses, the quarantine stays in memory
+        only, and the future succeeds. It fails only with `StorageClosed`, which may be ignored.
         """
         payload = log.quarantine.encode()
 
@@ -98,12 +98,12 @@ class DamageRegistry:
         return future
 
     def clear(self, log: Log, index: int) -> asyncio.Future[None]:
-        """Remove the damaged range of an entry that was read intact, and record that as `record` does."""
+        """Remove the damaged range of an entry that was read intact; the future is that of `record`."""
         log.quarantine.clear(index)
         return self.record(log)
 
     def verified(self, log: Log, first_index: int, verified: Sealed | Unsealed) -> None:
-        """Count a segment as verified; `record_verified` makes that durable."""
+        """Note that a segment was verified, with the result; `record_verified` makes the note durable."""
         if isinstance(verified, Sealed):
             log.quarantine.forget_verified(first_index)
             log.quarantine.sealed[first_index] = verified
@@ -112,11 +112,11 @@ class DamageRegistry:
         self._unnoted[log] = None
 
     def record_verified(self) -> None:
-        """Make durable which segments were verified since the last call.
+        """Write the documents of the logs of which segments were verified since the last call.
 
-        A log's document is written as a whole, in the thread that all segment writes pass. If it were written
-        after each segment, the work would grow with the square of their number. Segments whose
-        verification a crash loses are verified again.
+        A document is written as a whole, in the thread of all segment writes. If it were written after each
+        segment, the work would grow with the square of their number. If a crash loses the note, the segment
+        is verified again.
         """
         unnoted, self._unnoted = self._unnoted, {}
         for log in unnoted:
@@ -125,16 +125,16 @@ class DamageRegistry:
     # Repair
 
     async def repair(self, log: Log, index: int, frame: Buffer) -> None:
-        """Put the batch of a damaged entry back in its place; durable on return.
+        """Write `frame` in the place of a damaged entry; durable on return.
 
-        `frame` must be the missing batch: its checksums must hold, and it must agree with its index row if
-        that is intact, else with the entries before and after it and with the room that there is. Consecutive
-        entries without rows are repaired in order, the first one first. For an entry without a row, the
-        caller must know that the frame is the committed one. A crash leaves the entry damaged or repaired.
+        `frame` must be the missing batch: its checksums must be right, and it must agree with its index row
+        if the row is intact, else with the entries before and after it and with the room between them.
+        Consecutive entries without rows must be repaired in order. For an entry without a row, the caller
+        must know that the frame is the committed one. A crash leaves the entry either damaged or repaired.
 
         Raises:
-            RepairRefused: The batch is not the missing one.
-            DiskError: It cannot be written; the entry is as damaged as before.
+            RepairRefused: The frame is not the missing batch.
+            DiskError: The frame cannot be written; the entry is as damaged as before.
         """
         try:
             header = verify(frame)
@@ -185,13 +185,14 @@ class DamageRegistry:
 
 
 def _rows_with(log: Log, index: int, header: Header, following: int | None) -> tuple[IndexEntry, bytes]:
-    """Check `header` against all that is known of the damaged entry; return (index entry, packed rows).
+    """Compare `header` with everything known about the damaged entry; return (its new row, packed rows).
 
-    The rows are those to write from that entry on: its own, and a new first row of the entries that are still
-    damaged after it, if any. `following` is the `prev_term` of the next entry; None if it cannot be read.
+    The packed rows are those to write from the entry on: its own, and a new first row of the entries after it
+    that are still damaged, if any. `following` is the `prev_term` of the next entry; None if that entry
+    cannot be read.
 
     Raises:
-        RepairRefused: Anything disagrees.
+        RepairRefused: The header disagrees with what is known.
     """
     damage = log.quarantine.at(index)
     if damage is None:

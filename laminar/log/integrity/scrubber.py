@@ -48,7 +48,10 @@ class _Due:
 
 
 class Scrubber:
-    """The scrubber of all segments of the logs that `logs` returns; `run` it as a task. The loop's thread."""
+    """Verifies the checksums of all segments of the logs that `logs` returns, again and again.
+
+    Run `run` as a task. The loop's thread only.
+    """
 
     def __init__(
         self,
@@ -76,7 +79,7 @@ class Scrubber:
         self._sealed_segments = 0
 
     async def run(self) -> None:
-        """Run one pass after the other, with a pause after a short one; end when the storage is closed."""
+        """Run passes until the storage is closed, with a pause after each pass that was short."""
         loop = asyncio.get_running_loop()
         while True:
             started = loop.time()
@@ -88,13 +91,13 @@ class Scrubber:
                 await self._pause()
 
     def expedite(self) -> None:
-        """Begin the next pass soon: damage was found in some log, which is marked as suspicious."""
+        """Begin the next pass soon, because damage was found: the log with it is verified as a whole then."""
         self._hurry.set()
 
     async def _pause(self) -> None:
-        """Wait a minute, or until `expedite` is called and one second more.
+        """Wait a minute, or until a second after `expedite` is called.
 
-        In that second other readers may find more damage, for the same pass.
+        In that second other readers may find more damage, which the same pass then looks at.
         """
         rest = asyncio.ensure_future(self._sleep(_IDLE_S))
         hurry = asyncio.ensure_future(self._hurry.wait())
@@ -108,7 +111,10 @@ class Scrubber:
             await self._sleep(_HURRY_S)
 
     async def run_pass(self) -> None:
-        """Recheck what is known as damaged, then verify every segment that is due, oldest first."""
+        """Read all damaged entries again, then verify every segment that is due.
+
+        The segment that was verified longest ago comes first.
+        """
         for log in list(self._logs()):
             try:
                 await self._recheck(log)
@@ -164,10 +170,10 @@ class Scrubber:
         return sorted(found, key=lambda due: (due.since_ms, due.first_index), reverse=True)
 
     def _is_fresh(self, since_ms: int, now_ms: int) -> bool:
-        """Return whether a segment was verified lately.
+        """Return whether a segment was verified recently (at `since_ms`), so that it is not due.
 
-        That is within half of the period. The other half is a reserve: for a slow disk, for days in which the
-        node was off, for a clock that was set back.
+        Recently means within half of the period. The other half is a reserve for a slow disk, for days in
+        which the node was off, and for a clock that was set back.
         """
         return now_ms - self._period_ms // 2 < since_ms <= now_ms
 
@@ -177,10 +183,10 @@ class Scrubber:
         return known.verified_ms if known is not None and known.segment == last.first_index else 0
 
     async def _recheck(self, log: Log) -> None:
-        """Clear damaged ranges whose entry is read intact now.
+        """Read a log's damaged entries again, and remove the damaged ranges of those that are intact now.
 
-        A crash may have come between a repair and the record of it; or the disk was sound and a cable was
-        not.
+        That happens if a crash came between a repair and its record, or if not the disk failed but, for
+        example, its cable.
         """
         for damage in log.quarantine:
             if damage.term == 0 or not log.first_index <= damage.first_index <= log.last_index:
@@ -194,7 +200,10 @@ class Scrubber:
                 self._damage.clear(log, damage.first_index)
 
     async def _verify(self, log: Log, first_index: int) -> None:
-        """Verify every frame of a segment against checksums and row; end early if the log changes."""
+        """Verify the checksums of every frame of a segment, and that it fits its index row.
+
+        If the log is truncated or trimmed meanwhile, the verification ends without a result.
+        """
         before = log.truncations
         segment = next((each for each in log.segments() if each.first_index == first_index), None)
         if segment is None:
@@ -244,7 +253,7 @@ class Scrubber:
         self._damage.verified(log, first_index, verified)
 
     def _damaged(self, log: Log, segment: Segment, rows: list[IndexEntry]) -> int:
-        """Report the damaged entry of the first of `rows`, if new; return the index to continue with."""
+        """Report the damaged entry of the first of `rows`, if it is new; return the next index to verify."""
         index = rows[0].index
         if index <= log.start.index:
             return index + 1  # trimmed already; its file is removed with the rest of it
@@ -255,7 +264,7 @@ class Scrubber:
         return index + 1 if damage is None else max(damage.last_index, index) + 1
 
     async def _read(self, piece: ReadRange, digest: hashlib._Hash | None) -> list[Buffer]:
-        """Read a range from the disk itself, and wait for the rate limit; return its intact frames."""
+        """Read a range from the disk, not the page cache, within the rate limit; return its intact frames."""
         loop = asyncio.get_running_loop()
         started = loop.time()
         frames = await loop.run_in_executor(self._readers.executor, _read, piece, digest)
@@ -264,7 +273,10 @@ class Scrubber:
         return frames
 
     def statistics(self) -> dict[str, int]:
-        """Return counters and gauges; the age is that of the segment in this pass verified longest ago."""
+        """Return counters of this process, and gauges of the pass in progress.
+
+        `oldest_unverified_age_s` is the time since the last verification of the segment that is next.
+        """
         age_ms = self._clock_ms() - self._waiting[-1].since_ms if self._waiting else 0
         return {
             "verified_bytes": self.verified_bytes,
@@ -278,10 +290,10 @@ class Scrubber:
 
 
 def _rows_from(segment: Segment, index: int, last: int) -> list[IndexEntry]:
-    """Return the index entries of the range to read at `index`: at least one, up to `_PIECE_BYTES`.
+    """Return the index rows of the next range to read, from `index` on: at least one, up to `_PIECE_BYTES`.
 
     Raises:
-        IndexNotCached: The first is not in memory.
+        IndexNotCached: The row of `index` is not in memory.
     """
     rows: list[IndexEntry] = []
     size = 0
@@ -298,9 +310,9 @@ def _rows_from(segment: Segment, index: int, last: int) -> list[IndexEntry]:
 
 
 def _read(piece: ReadRange, digest: hashlib._Hash | None) -> list[Buffer]:
-    """Return the intact frames of a range, read from the disk itself. A reader's thread.
+    """Return the intact frames of a range, read from the disk, not from the page cache. A reader's thread.
 
-    `digest`, if given, is updated with them.
+    `digest`, if given, is updated with the frames.
     """
     position = piece.rows[0].position
     try:

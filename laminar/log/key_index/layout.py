@@ -43,12 +43,12 @@ MAX_BLOCKS: Final = (
 
 
 class KeyIndexError(Exception):
-    """The file is no key index, or is damaged: the segment is scanned, and the file is built again."""
+    """The file is no key index, or is damaged: the caller scans the segment, and builds the file again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Covered:
-    """The identity of the segment that a key index covers."""
+    """The identity of the sealed segment for which a key index was made; with another it is not valid."""
 
     log_id: int
     first_index: int
@@ -61,7 +61,11 @@ class Covered:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Sorted entries of a section: its first page's number, its pages, its lowest and highest distance."""
+    """A block: sorted entries of one section, in consecutive pages of the file.
+
+    `page` is the number of its first page, and `pages` how many it has. `lowest` and `highest` are the
+    smallest and largest distance (from the segment's first offset) of its entries.
+    """
 
     page: int
     pages: int
@@ -71,7 +75,10 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The head: what is covered, and the blocks of each section by name, in the order of their offsets."""
+    """The head of a key index: its segment, and the blocks of each section, in the order of their offsets.
+
+    A section, by its name, is for one sort of values, such as keys.
+    """
 
     covered: Covered
     sections: dict[str, list[Block]]
@@ -116,7 +123,7 @@ def unpack_head(data: bytes) -> Head:
     """Return the head in the first bytes of a file.
 
     Raises:
-        KeyIndexError: They are none, or damaged.
+        KeyIndexError: They are not the head of a key index, or are damaged.
     """
     if len(data) < HEAD_BYTES:
         raise KeyIndexError(f"the head has {len(data)} of {HEAD_BYTES} bytes")
@@ -142,17 +149,17 @@ def unpack_head(data: bytes) -> Head:
 
 
 def pack_entry(digest: bytes, distance: int) -> bytes:
-    """Return an entry; entries are sorted as bytes."""
+    """Return the bytes of an entry: the hash `digest` of a value, and the distance of a batch with it."""
     return digest + distance.to_bytes(4, "big")
 
 
 def distance_of(entry: bytes) -> int:
-    """Return the distance in an entry."""
+    """Return the distance in an entry: the batch's offset minus the segment's first offset."""
     return int.from_bytes(entry[HASH_BYTES:], "big")
 
 
 def pack_page(entries: bytes, number: int) -> bytes:
-    """Return page `number` of a file, with these entries, back to back."""
+    """Return the bytes of page `number` of a file; `entries` are its entries, back to back."""
     body = (
         entries.ljust(_FOOT_AT, b"\0") + _FOOT.pack(len(entries) // ENTRY_BYTES, number, 0, 0)[: -_CRC.size]
     )
@@ -163,7 +170,7 @@ def unpack_page(data: bytes, number: int) -> bytes:
     """Return the entries of page `number`, back to back; at least one.
 
     Raises:
-        KeyIndexError: The page is damaged, or another one.
+        KeyIndexError: The page is damaged, or is not page `number`.
     """
     if len(data) < PAGE_BYTES:
         raise KeyIndexError(f"page {number} has {len(data)} of {PAGE_BYTES} bytes")

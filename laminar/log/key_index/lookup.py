@@ -1,7 +1,7 @@
-"""Look a hash up in a key index: about two pages are read, as hashes are spread evenly.
+"""Look up a hash in a key index, which reads about two pages, because hashes are spread evenly.
 
-It finds batches that *may* have the value: different values can have equal hashes, so the caller compares the
-records.
+The result is batches that *may* have a record with the value: different values can have equal hashes, so the
+caller compares the records.
 """
 
 from __future__ import annotations
@@ -33,14 +33,13 @@ _GUESSES: Final = 4
 
 
 class KeyIndex:
-    """An open key index; any thread, one at a time. The file is closed with the last reference."""
+    """An open key index, for lookups; any thread, one at a time. The last reference closes its file."""
 
     def __init__(self, file: File) -> None:
-        """Read and check the head of a file.
+        """Read and check the head of `file`.
 
         Raises:
-            KeyIndexError: The file is no key index, or damaged.
-            DiskError: It cannot be read.
+            KeyIndexError: The file is no key index, is damaged, or cannot be read.
         """
         self._file = file
         self.bytes_read = 0
@@ -52,19 +51,19 @@ class KeyIndex:
 
     @property
     def covered(self) -> Covered:
-        """The segment that it covers."""
+        """The identity of the segment for which the key index was made; the caller compares it."""
         return self._head.covered
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of its sections."""
+        """The names of the sections: one for each sort of values that can be looked up."""
         return tuple(self._head.sections)
 
     def following(self, name: str, digest: bytes, offset: int) -> tuple[list[int], bool]:
-        """Return batches at or after `offset` that may have a value with this hash, the lowest first.
+        """Return the offsets of batches that may have a value with the hash `digest`, in section `name`.
 
-        They are from one page. The second value tells whether there may be more after them. The list is empty
-        if there are no more.
+        They are batches at or after `offset`, the lowest first, from one page; an empty list if there are
+        none. The second value tells whether there may be more after them.
 
         Raises:
             KeyIndexError: A page is damaged.
@@ -85,7 +84,7 @@ class KeyIndex:
         return [], False
 
     def preceding(self, name: str, digest: bytes, offset: int) -> tuple[list[int], bool]:
-        """Return batches before `offset` that may have the value, the highest first; see `following`."""
+        """Return the offsets of batches before `offset`, the highest first, in the form of `following`."""
         base = self.covered.first_offset
         wanted = offset - base
         blocks = self._head.sections[name]
@@ -105,10 +104,10 @@ class KeyIndex:
         return [], False
 
     def check(self) -> None:
-        """Read every page.
+        """Read and verify every page.
 
         Raises:
-            KeyIndexError: One is damaged, or its entries are not in their order.
+            KeyIndexError: A page is damaged, or its entries are not sorted.
         """
         for name, blocks in self._head.sections.items():
             for block in blocks:
@@ -120,9 +119,9 @@ class KeyIndex:
                     last = entries[-1]
 
     def _lower_bound(self, block: Block, key: bytes) -> tuple[int, int]:
-        """Return page and place, in a block, of the first entry that is not below `key`.
+        """Return (page of the block, number in the page) of the first entry that is not below `key`.
 
-        The page after the last, and place 0, if there is none.
+        If there is no such entry, that is the page after the last, and 0.
         """
         wanted = int.from_bytes(key[:HASH_BYTES], "big")
         low, high = 0, block.pages
@@ -143,7 +142,7 @@ class KeyIndex:
         return low, 0
 
     def _entries(self, block: Block, page: int) -> list[bytes]:
-        """Return the entries of a block's page, which is kept for a while."""
+        """Return the entries of page `page` of a block; the pages read last are cached."""
         number = block.page + page
         data = self._pages.get(number)
         if data is None:
@@ -162,7 +161,7 @@ class KeyIndex:
 
 
 def _run(entries: Sequence[bytes], digest: bytes) -> list[int]:
-    """Return the distances of the leading entries that have this hash."""
+    """Return the distances of the entries at the beginning of `entries` that have the hash `digest`."""
     found: list[int] = []
     for entry in entries:
         if entry[:HASH_BYTES] != digest:

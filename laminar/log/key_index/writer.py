@@ -36,7 +36,7 @@ _PAGES_AT_ONCE = 64
 
 
 class _Section:
-    """The entries of one section that are gathered, and its blocks that are written."""
+    """One section: its entries that are gathered in memory, and its blocks that are written already."""
 
     def __init__(self) -> None:
         self.buckets = [bytearray() for _ in range(_BUCKETS)]
@@ -45,7 +45,7 @@ class _Section:
         self.blocks: list[Block] = []
 
     def take(self) -> Iterable[bytes]:
-        """Yield the entries in order, a bucket at a time, and release each bucket."""
+        """Yield the gathered entries in sorted order, a bucket at a time, and drop them from memory."""
         for number, bucket in enumerate(self.buckets):
             self.buckets[number] = bytearray()
             entries = bytes(bucket)
@@ -71,11 +71,13 @@ class KeyIndexWriter:
         self.entries = 0
 
     def add(self, name: str, digests: Iterable[bytes], offset: int) -> int:
-        """Add the batch at `offset` under each of these hashes, of 8 bytes; return how many there are.
+        """Add an entry for each of the hashes `digests` (8 bytes each): the batch at `offset` has the value.
+
+        The entries belong to section `name`. Return their number.
 
         Raises:
-            KeyIndexError: The offset is too far from the segment's first, or there are too many entries.
-            DiskError: They cannot be written.
+            KeyIndexError: `offset` is too far from the segment's first offset, or there are too many entries.
+            DiskError: The gathered entries cannot be written.
         """
         distance = offset - self._covered.first_offset
         if not 0 <= distance <= MAX_DISTANCE:
@@ -95,11 +97,11 @@ class KeyIndexWriter:
         return count
 
     def finish(self) -> int:
-        """Write the gathered entries, and then the head; durable on return. Return the bytes of the file.
+        """Write the rest of the entries, then the head; durable on return. Return the file's size in bytes.
 
         Raises:
             KeyIndexError: There are too many blocks.
-            DiskError: They cannot be written.
+            DiskError: The file cannot be written.
         """
         self._write_blocks()
         sections = {name: section.blocks for name, section in self._sections.items()}

@@ -1,8 +1,8 @@
-"""The low-water mark of disk space for appends of the library.
+"""The low-water mark of disk space: how much of the disk appends to a folder of logs leave free.
 
-An append is refused before the disk is full: then nothing is harmed, and appends continue as soon as there is
-room. Segments that meet a full disk wait in the journal; but a failed sync, or more waiting segments than
-memory may hold, stops a log until the folder is opened again.
+An append is refused before the disk is full: then nothing is damaged, and appends continue as soon as there
+is room. On a full disk, writes of segments would wait; a failed sync, or more waiting writes than memory may
+hold, would stop a log until the folder is opened again.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _MOST = 20
 
 
 class FreeSpace:
-    """The free space of the disk that holds `path`; `reserve_bytes` of it (at most 5 %) are kept free."""
+    """A check for appends that the disk of `path` keeps `reserve_bytes` free (at most 5 % of the disk)."""
 
     def __init__(self, disk: Disk, path: str, *, reserve_bytes: int) -> None:
         self._disk = disk

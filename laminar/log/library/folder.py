@@ -43,9 +43,9 @@ _ONLY = "log"
 
 
 class LogFolder:
-    """Named logs that share one journal: concurrent appends to several of them cost one sync.
+    """A folder of named logs that share one journal: concurrent appends to several logs cost one sync.
 
-    Made by `open` (or `open_folder`, which also closes it).
+    `open` makes one; `open_folder` does too, and closes it at the end of a block.
     """
 
     def __init__(
@@ -76,16 +76,15 @@ class LogFolder:
         settings: StorageSettings | None = None,
         disk: Disk | None = None,
     ) -> LogFolder:
-        """Lock the folder (made if missing) and recover what it holds.
+        """Lock the folder (made if missing), recover its logs, and return it.
 
-        A new segment begins when the last one has `segment_size_bytes` (256 MiB); an append has at most
-        `max_batch_bytes`. `settings` are the other settings of the storage. `disk` is for tests, which
-        give one that fails.
+        A new segment begins when the last one has `segment_size_bytes` (None: 256 MiB). An append has at most
+        `max_batch_bytes`. `settings` are the other settings of the storage. `disk` is for tests.
 
         Raises:
-            FolderInUse: Another process, or this one, has it open.
-            NotALogFolder: It holds something else.
-            RecordsLost: It holds logs, but the list of them is lost.
+            FolderInUse: Another process, or this one, has the folder open.
+            NotALogFolder: The folder has files that are not those of a folder of logs.
+            RecordsLost: The folder has logs, but the list of them is lost.
             StorageError: The disk failed.
         """
         given = settings or StorageSettings()
@@ -129,17 +128,17 @@ class LogFolder:
     async def log(self, name: str, *, create: bool = True, flush: FlushPolicy | None = None) -> LocalLog:
         """Return the log of that name; make it, durably, if it is missing and `create` is set.
 
-        `flush` sets when its appends are acknowledged, from now on and after restarts: `COMMIT` (that of a
-        new log), or `FlushPolicy(interval_ms=...)`, by which records survive the end of the process, but a
-        power loss may take the last interval. None leaves it as it is.
+        `flush` sets when appends to the log are acknowledged, from now on and after restarts: `COMMIT` (the
+        default of a new log), or `FlushPolicy(interval_ms=...)`, with which records survive the end of the
+        process, but a power loss may take the last interval. None leaves the policy unchanged.
 
-        Each time that logs are made the list of all logs is rewritten. So a program that needs many should
-        ask for them at the same time (`asyncio.gather`): they are made together.
+        Each time that logs are made, the list of all logs is rewritten. So a program that needs many logs
+        should ask for them at the same time (`asyncio.gather`): they are made together.
 
         Raises:
             ValueError: The name is not 1 to 200 letters, digits, '.', '_' or '-'.
             KeyError: There is no such log, and `create` is not set.
-            RecordsLost: There was one, and all its records are lost.
+            RecordsLost: There was such a log, and all its records are lost.
             StorageClosed: The folder is closed.
         """
         if not _NAME.fullmatch(name) or name in (".", ".."):
@@ -179,7 +178,7 @@ class LogFolder:
             return opened
 
     async def _create(self, name: str) -> ReplicaEntry:
-        """Make the log `name`, and with it all others that calls wait for; return its manifest entry.
+        """Make the log `name`, and with it all logs for which other calls wait; return its manifest entry.
 
         The logs are made first, then the manifest is written: so the manifest never names a log that the
         journal does not have. If this fails, each of the other calls tries to make its own log.
@@ -206,8 +205,8 @@ class LogFolder:
     async def delete(self, name: str) -> None:
         """Delete a log and all its records; durable on return. Its files go to the folder's trash.
 
-        Calls of the `LocalLog` raise `StorageClosed` from then on. If this call is cancelled, the deletion
-        continues.
+        From then on all methods of its `LocalLog` raise `StorageClosed`. If this call is cancelled, the
+        deletion continues.
 
         Raises:
             KeyError: There is no such log.
@@ -244,8 +243,8 @@ class LogFolder:
     async def close(self) -> None:
         """Close the folder: make everything appended durable, and release files and lock.
 
-        Readers that follow get `StorageClosed`. If this call is cancelled, closing continues, and another
-        call waits for its end.
+        Readers that wait for more records get `StorageClosed`. If this call is cancelled, closing continues,
+        and another call waits for its end.
         """
         if self._closing is None:
             self._closing = asyncio.ensure_future(self._close())
@@ -263,7 +262,7 @@ class LogFolder:
 
 
 async def _empty(trash: Trash) -> None:
-    """Purge the trash periodically: what was deleted is kept for a day."""
+    """Purge the trash periodically; deleted logs are kept in it for a day."""
     while True:
         await trash.purge(now_ms=time.time_ns() // 1_000_000)
         await asyncio.sleep(_EMPTY_TRASH_EVERY_S)

@@ -1,7 +1,7 @@
 """One log in a user's own program: records by offset, durable when an append returns.
 
 What "durable" means is set by the log's flush policy: synced, or written. A `LocalLog` gives each append its
-place (index, offset, time) as a partition's leader would, and shows readers only what is durable. It knows
+index, offset and time, as a partition's leader would, and shows readers only what is durable. It knows
 nothing of folders (`folder`), nor of files (`log`).
 """
 
@@ -72,7 +72,7 @@ class LocalLog:
 
     @property
     def end_offset(self) -> int:
-        """Offset after the last durable record; if no append is in progress, the next record gets it."""
+        """Offset after the last durable record: that of the next record, if no append is in progress."""
         log = self._log
         if log.durable_index <= log.start.index:
             return log.start.offset
@@ -80,7 +80,7 @@ class LocalLog:
 
     @property
     def flush(self) -> FlushPolicy:
-        """When an append is acknowledged; `LogFolder.log` sets it."""
+        """The flush policy, which says when an append is acknowledged; `LogFolder.log` sets it."""
         return self._log.policy
 
     @property
@@ -90,22 +90,22 @@ class LocalLog:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes in its segments."""
+        """Size of the log's segments in bytes."""
         return self._log.size_bytes
 
     @property
     def records_lost(self) -> bool:
-        """Whether acknowledged records may be missing, by damage that was found when the folder was opened.
+        """Whether acknowledged records may be missing because of damage, found when the folder was opened.
 
-        Then reads work, and appends raise `RecordsLost` until `accept_loss` is called.
+        If so, reads work, and appends raise `RecordsLost` until `accept_loss` is called.
         """
         return self._log.recovering
 
     async def accept_loss(self) -> None:
-        """Let appends continue after the last record that is left; durable on return.
+        """Allow appends again although records were lost; durable on return.
 
-        Offsets of lost records at the end are used again for new ones. Nothing happens if no records were
-        lost.
+        Appends continue after the last record that is left, so the offsets of lost records at the end are
+        used again for new records. Nothing happens if no records were lost.
         """
         self._check_open()
         if self._log.recovering:
@@ -124,12 +124,12 @@ class LocalLog:
         headers: Sequence[Mapping[str, bytes] | None] | None = None,
         codec: Codec = Codec.NONE,
     ) -> AppendReceipt:
-        """Append records as one batch, all or nothing; as durable as `flush` says on return.
+        """Append records as one batch, all or nothing; on return they are as durable as `flush` says.
 
-        The other sequences are as long as `values`, with None for a record that has no such cell; times
-        are ms since the epoch. `codec` compresses where that saves bytes. Calls that wait at the same time
-        share a sync, and get their offsets in the order in which they were made. If the call is
-        cancelled, the records may be appended or not.
+        The other sequences must be as long as `values`, with None for a record that has no key, tag, time or
+        headers; times are in ms since the epoch. `codec` compresses the columns for which that saves bytes.
+        Calls that wait at the same time share a sync, and get their offsets in the order in which they were
+        made. If the call is cancelled, the records may be appended or not.
 
         Raises:
             TypeError: `values`, `keys` or `tags` is one byte string or text, not a sequence of them.
@@ -187,9 +187,10 @@ class LocalLog:
             )
 
     async def _wait_for_room(self, size_bytes: int) -> None:
-        """Return if an append of `size_bytes` may begin now, which the caller then does without awaiting.
+        """Check that there is room for an append of `size_bytes`; if not, raise as `append` does.
 
-        Else raise as `append` does. If the journal is too long, a checkpoint is awaited first.
+        The caller must begin the append without awaiting in between. If the journal is too long, a checkpoint
+        is awaited first.
         """
         self._check_open()
         if self._storage.refusal == "journal":
@@ -219,10 +220,10 @@ class LocalLog:
     ) -> AsyncIterator[Batch]:
         """Yield whole, verified batches with the records from offset `start` up to, not including, `stop`.
 
-        `start` is by default the first offset. The first batch may begin before `start`, and the last may
-        reach beyond `stop`: `Batch.records(start, stop)` gives the records between. Without `follow` the
-        batches end at `end_offset` as it is now; with it, they end at `stop` or never. About `max_bytes`
-        are read at once.
+        Without `start` they begin at the first offset. The first batch may begin before `start`, and the last
+        may reach beyond `stop`: `Batch.records(start, stop)` returns only the records between. Without
+        `follow` the batches end at the present `end_offset`; with it, they end at `stop`, or never. About
+        `max_bytes` are read at a time.
 
         Raises:
             OffsetOutOfRange: There is no such offset, or the next one was trimmed meanwhile.
@@ -356,7 +357,7 @@ class LocalLog:
             raise StorageClosed(self._ended)
 
     async def _more(self) -> None:
-        """Wait until there are more durable records, or the log is closed, which raises."""
+        """Wait until there are more durable records; raise `StorageClosed` if the log is closed."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._followers.append(future)
         await future
@@ -370,7 +371,7 @@ class LocalLog:
                 future.set_result(None)
 
     def end(self, why: str) -> None:
-        """Let all further calls raise `StorageClosed` with the text `why`, and also the readers that wait."""
+        """End the use of this log: further calls, and readers that wait, raise `StorageClosed` with `why`."""
         self._ended = why
         followers, self._followers = self._followers, []
         for future in followers:

@@ -1,4 +1,4 @@
-"""The queue of changes before the journal, and the cache of frames not yet in segments.
+"""The queue of changes that wait for the journal, and the cache of frames that are not in segments yet.
 
 The loop's thread only. Every recorded change gets a running number; "durable up to n" and "written up to n"
 are then plain comparisons, and no completion can be mistaken for that of an older entry at the same index.
@@ -21,7 +21,7 @@ from laminar.log.segment.segment_file import SegmentFile
 
 @dataclass(slots=True, init=False)
 class Write:
-    """A batch to write into a segment: `frame` at `position` there, and its packed index `row`."""
+    """A batch to write into a segment: `frame` at byte `position`, and its packed index `row`."""
 
     files: LogFiles
     segment: SegmentFile
@@ -53,9 +53,9 @@ class Create:
 class Truncate:
     """The removal of entry `index` and all after it.
 
-    The segments `removed` go as a whole. Of `segment` (None: no entry is left) the bytes below `position` and
-    the first `rows` index rows stay. `end_term` is the term of the entry that is then the last, and
-    `end_offset` the offset after it.
+    The segments in `removed` are deleted. Of `segment`, which is then the last (None: no entry is left), the
+    bytes below `position` and the first `rows` index rows stay. `end_term` is the term of the last entry that
+    is left, and `end_offset` the offset after it.
     """
 
     files: LogFiles
@@ -70,7 +70,7 @@ class Truncate:
 
 @dataclass(frozen=True, slots=True)
 class MoveLogStart:
-    """A new start of the log, after the entry that `start` names; the segments `removed` lie before it."""
+    """A trim: the log begins after the entry that `start` names; the segments in `removed` are deleted."""
 
     files: LogFiles
     start: LogStart
@@ -87,7 +87,7 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class Replace:
-    """The replacement of the log `old` by the log `files`; the old one goes to the trash."""
+    """The replacement of the log `old` by the log `files`; the files of `old` are moved to the trash."""
 
     files: LogFiles
     old: LogFiles
@@ -106,7 +106,7 @@ class SetRecovering:
 
 @dataclass(frozen=True, slots=True)
 class Unsynced:
-    """The note that entries of an `interval` log may be acknowledged before they are synced."""
+    """The record that entries of an `interval` log may be acknowledged before they are synced."""
 
     files: LogFiles
 
@@ -135,7 +135,11 @@ Pending: TypeAlias = tuple[bytes, Buffer, Action]
 
 
 class RecordedLog(Protocol):
-    """A log as `ChangeQueue` and `GroupCommit` use it: they notify it of the progress of its changes."""
+    """A log as `ChangeQueue` and `GroupCommit` use it.
+
+    They notify the log when its changes are synced, and when a frame of it may leave memory. Running numbers
+    count the changes of all logs of a storage.
+    """
 
     policy: FlushPolicy
 
@@ -144,14 +148,17 @@ class RecordedLog(Protocol):
         """Number of records that were acknowledged and not yet synced."""
 
     def synced_up_to(self, number: int) -> bool:
-        """Count changes up to the running `number` as synced; return whether all of this log is."""
+        """Note that the changes up to running `number` are synced; return whether all of this log's are."""
 
     def evict_frame(self, index: int, frame: Buffer) -> None:
-        """Release a frame that is in its segment, if it is still the one at that index."""
+        """Drop a frame from memory, because it is in its segment, if it is still the one at `index`."""
 
 
 class ChangeQueue:
-    """The queue of changes before the journal, and the cache of recent frames after it."""
+    """The queue of changes that wait for the journal, and a cache of the frames recorded last.
+
+    A frame stays in the cache at least until it is in its segment.
+    """
 
     __slots__ = (
         "_recent",
@@ -190,9 +197,10 @@ class ChangeQueue:
         self._recent_limit = recent_limit
 
     def record(self, head: bytes, payload: Buffer, action: Action) -> int:
-        """Queue one change that must be durable before it counts; return its running number.
+        """Queue one change that may be acknowledged only when it is durable; return its running number.
 
-        `head` and `payload` are its journal record; `action` is what the segment writer does with it.
+        `head` and `payload` are the change's journal record; `action` is what the segment writer does when
+        the record is durable.
         """
         self.must_sync = True
         self.pending.append((head, payload, action))
@@ -206,7 +214,7 @@ class ChangeQueue:
         """Queue one batch, and keep its frame in memory; return its running number.
 
         After the last batch of an append the caller must call `on_record`, and before that set `must_sync`
-        unless the batches may count when they are written.
+        unless the batches may be acknowledged when they are written.
         """
         size = len(frame)
         self.pending.append((head, frame, action))
@@ -238,7 +246,7 @@ class ChangeQueue:
         return taken
 
     def _evict_some(self) -> None:
-        """Release the oldest frames that are in their segments, down to the limit."""
+        """Drop the oldest frames that are in their segments from memory, down to the limit."""
         recent = self._recent
         while self._recent_bytes > self._recent_limit and recent[0][0] <= self.written:
             _, owner, old_index, old_frame = recent.popleft()
@@ -246,7 +254,7 @@ class ChangeQueue:
             owner.evict_frame(old_index, old_frame)
 
     def first_unwritten(self, log: RecordedLog) -> int | None:
-        """Return the lowest index of this log that may not be in its segment; None if all are."""
+        """Return the index of the log's first entry that may not be in its segment; None if all are."""
         found = None
         for number, owner, index, _ in reversed(self._recent):
             if number <= self.written:
@@ -256,7 +264,7 @@ class ChangeQueue:
         return found
 
     def evict_written(self) -> None:
-        """Release every frame that is in its segment."""
+        """Drop every frame that is in its segment from memory."""
         recent = self._recent
         while recent and recent[0][0] <= self.written:
             _, owner, index, frame = recent.popleft()
@@ -265,5 +273,5 @@ class ChangeQueue:
 
     @property
     def recent_bytes(self) -> int:
-        """Bytes of frames in memory."""
+        """Number of bytes of the frames in memory."""
         return self._recent_bytes

@@ -28,15 +28,15 @@ FIRST_OFFSET = attrgetter("first_offset")
 
 
 class LogEntries:
-    """The entries of one log: its segments, where it begins and ends, and how an entry is found.
+    """The entries of one log: its segments, its start and end, and the lookups of entries.
 
-    `Log` changes it; `LogReader` uses it to find what it reads. The loop's thread only.
+    `Log` adds and removes entries; `LogReader` looks up what it reads. The loop's thread only.
     """
 
     def __init__(
         self, readers: SegmentReader, *, log_id: int, name: str, start: LogStart, segments: Sequence[Segment]
     ) -> None:
-        """Begin with the `segments` that recovery found: durable, without gaps from `start` on."""
+        """Make the entries of a log with the segments that recovery found, without gaps from `start` on."""
         self._readers = readers
         self.log_id = log_id
         self.name = name
@@ -54,7 +54,7 @@ class LogEntries:
         return f"<entries {self.first_index}..{self.last_index} of {self.name}>"
 
     def take_end(self) -> None:
-        """Take the end of the log from its last row, or from its start if there is none."""
+        """Set the log's last index, term, offset and time: from its last row, or from its start if empty."""
         if self.segments:
             last = self.segments[-1].last_row
             self.last_index, self.last_term = last.index, last.term
@@ -67,7 +67,7 @@ class LogEntries:
     # Changes
 
     def add_segment(self, segment: Segment) -> None:
-        """Continue in a new, empty segment."""
+        """Add a new, empty segment, into which the next entries go."""
         for sealed in self.segments[-2:]:
             sealed.evict_entries()
         self.segments.append(segment)
@@ -91,7 +91,7 @@ class LogEntries:
         return removed
 
     def move_start(self, start: LogStart) -> list[SegmentFile]:
-        """Make the log begin after `start`; return the files of the segments that lie before it."""
+        """Make the log begin after entry `start.index`; return the files of the segments before that."""
         removed: list[SegmentFile] = []
         while self.segments and self.segments[0].last_index <= start.index:
             segment = self.segments.pop(0)
@@ -116,9 +116,9 @@ class LogEntries:
         return list(self._firsts)
 
     def sealed(self) -> Iterator[tuple[int, int, int]]:
-        """Yield (last index, append time of its last batch in ms, size) of each sealed segment.
+        """Yield (last index, append time of the last batch, size) of each sealed segment, oldest first.
 
-        Oldest first: all but the last segment. The size is in bytes.
+        These are all segments but the last. The time is in ms since the epoch, the size in bytes.
         """
         for segment in self.segments[:-1]:
             last = segment.last_row
@@ -147,22 +147,22 @@ class LogEntries:
         return segment.term(index) or None
 
     def index_entry(self, index: int) -> IndexEntry:
-        """Return the index entry of an entry that the log holds. May wait for the disk.
+        """Return the index row of an entry that the log holds. May wait for the disk.
 
-        Raft's core asks for the sizes of consecutive entries, which it sends next to a follower: one read
-        serves a hundred of them. A caller that can await uses `find_index_entry`.
+        Raft's core asks for the rows of consecutive entries, which it sends next to a follower, because of
+        their sizes: one read serves a hundred of them. A caller that can await uses `find_index_entry`.
         """
         assert self.start.index < index <= self.last_index, f"row {index} of {self!r}"
         return self.segment_of(index).index_entry(index)
 
     def size(self, index: int) -> int:
-        """Return the bytes of an entry that the log holds. May wait for the disk, as `index_entry`."""
+        """Return the size in bytes of an entry that the log holds. May wait for the disk (`index_entry`)."""
         return self.index_entry(index).size
 
     def offset_after(self, index: int) -> int:
-        """Return the offset after an entry that the log holds; the log's first offset if it is before these.
+        """Return the offset after the records of an entry; for one before the log's start, its first offset.
 
-        May wait for the disk, unless it is the last.
+        May wait for the disk, unless the entry is the last.
         """
         if index == self.last_index:
             return self.next_offset
@@ -171,7 +171,7 @@ class LogEntries:
         return self.index_entry(index).next_offset
 
     async def find_index_entry(self, index: int) -> IndexEntry:
-        """Return what `index_entry` does, without blocking the loop.
+        """Return the index row of an entry as `index_entry` does, without blocking the loop.
 
         Raises:
             EntriesTrimmed: The entry was removed meanwhile.
@@ -185,14 +185,14 @@ class LogEntries:
         return await self._find(lookup)
 
     def segment_of(self, index: int) -> Segment:
-        """Return the segment that holds an entry of the log."""
+        """Return the segment that holds entry `index`, which must be an entry of the log."""
         last = self.segments[-1]
         if index >= last.first_index:
             return last
         return self.segments[bisect_right(self._firsts, index) - 1]
 
     def sealed_at(self, offset: int) -> Segment | None:
-        """Return the sealed segment that holds the record at `offset`; None if it is the active one."""
+        """Return the sealed segment that holds the record at `offset`; None if no sealed segment does."""
         place = bisect_right(self.segments, offset, key=FIRST_OFFSET) - 1
         return self.segments[place] if 0 <= place < len(self.segments) - 1 else None
 
@@ -210,7 +210,7 @@ class LogEntries:
             return _here_and_now(lambda: self._offset_nowait(offset))
 
     async def find_offset(self, offset: int) -> int | None:
-        """Return what `index_of_offset` does, without blocking the loop."""
+        """Return the index that `index_of_offset` returns, without blocking the loop."""
         try:
             return self._offset_nowait(offset)
         except IndexNotCached:
@@ -249,7 +249,7 @@ class LogEntries:
         return _here_and_now(lambda: self._time_nowait(time_ms))
 
     async def find_time(self, time_ms: int) -> int:
-        """Return what `index_of_time` does, without blocking the loop."""
+        """Return the index that `index_of_time` returns, without blocking the loop."""
         return await self._find(lambda: self._time_nowait(time_ms))
 
     def _time_nowait(self, time_ms: int) -> int:
@@ -264,11 +264,11 @@ class LogEntries:
         return entries.start + found
 
     async def find_tagged(self, first_index: int, last_index: int, bit: int) -> tuple[int, int]:
-        """Return the first of these entries whose tags have `bit`, and the entry after those that follow it.
+        """Return the first run of entries, from `first_index` to `last_index`, whose tag masks have `bit`.
 
-        The entries from the first up to, not including, the second all have `bit`; there may be more after
-        them. Both are `last_index + 1` if there is none. Only index rows are examined, so a returned entry
-        may still have no record with the wanted tag.
+        The result is (index of its first entry, index after its last): all entries between have `bit`, and
+        there may be more runs after them. Both are `last_index + 1` if there is none. Only index rows are
+        examined, so an entry of the run may still have no record with the wanted tag.
 
         Raises:
             EntriesTrimmed: Entries were removed meanwhile.
@@ -276,11 +276,11 @@ class LogEntries:
         return await self._find_run(first_index, last_index, lambda rows, slot: row_mask(rows, slot) & bit)
 
     async def find_shown(self, first_index: int, last_index: int) -> tuple[int, int]:
-        """Return what `find_tagged` does, for the entries that are not staged."""
+        """Return the first run of entries that are not staged, in the form of `find_tagged`."""
         return await self._find_run(first_index, last_index, row_is_shown)
 
     async def find_kinds(self, first_index: int, last_index: int, kinds: Container[int]) -> tuple[int, int]:
-        """Return what `find_tagged` does, for the entries of some kinds."""
+        """Return the first run of entries of the given kinds, in the form of `find_tagged`."""
         return await self._find_run(first_index, last_index, lambda rows, slot: row_kind(rows, slot) in kinds)
 
     async def _find_run(
@@ -302,9 +302,9 @@ class LogEntries:
             await asyncio.sleep(0)
 
     async def _find(self, lookup: Callable[[], T]) -> T:
-        """Return what `lookup` returns, after a thread has read the rows that it lacks.
+        """Return the result of `lookup`; while it lacks index rows, let a thread read them, then repeat it.
 
-        It is called again after each read, and may raise what it finds wrong by then.
+        `lookup` may raise an error if entries were removed meanwhile.
         """
         while True:
             try:

@@ -58,7 +58,10 @@ EMPTY = LogStart()
 
 
 class Log:
-    """One partition's log. Made by `Storage`."""
+    """The log of one partition's replica, to which entries are added; made by `Storage`.
+
+    Its methods to find and read entries are those of its parts, `LogEntries` and `LogReader`.
+    """
 
     def __init__(
         self,
@@ -74,9 +77,10 @@ class Log:
         incarnation: int = 0,
         least_term: int = 0,
     ) -> None:
-        """Begin with the `segments` that recovery found: durable, without gaps from `start` on.
+        """Make a log with the `segments` that recovery found: durable, without gaps from `start` on.
 
-        The other arguments are as in `set_recovering`.
+        A segment of `segment_size_bytes` or more is full (`segment_full`). The last four arguments are
+        explained at `set_recovering`.
         """
         self.log_id = files.log_id
         self.name = files.name
@@ -139,7 +143,7 @@ class Log:
 
     @property
     def start(self) -> LogStart:
-        """Where the log begins: the entry before the first, and the first record's offset."""
+        """The start of the log: index, term and time of the entry before the first, and the first offset."""
         return self._entries.start
 
     @property
@@ -164,17 +168,17 @@ class Log:
 
     @property
     def last_append_time_ms(self) -> int:
-        """Append time of the last entry."""
+        """Append time of the last entry, in ms since the epoch."""
         return self._entries.last_append_time_ms
 
     @property
     def size_bytes(self) -> int:
-        """Bytes in its segments."""
+        """Size of the log's segments in bytes."""
         return self._entries.size_bytes
 
     @property
     def truncations(self) -> int:
-        """Counter of the changes after which an answer read from the files may be wrong."""
+        """Number of truncations, trims and replacements; if it changes, a read in progress may be wrong."""
         return self._entries.truncations
 
     @property
@@ -196,9 +200,10 @@ class Log:
         return self._entries.segments[:]
 
     def appended_before(self, offset: int) -> int | None:
-        """Return when (ms) the record at `offset` was appended, or an earlier time: its segment's begin.
+        """Return when the record at `offset` was appended (ms since the epoch), or an earlier time.
 
-        None if it is unknown. It reads nothing from the disk.
+        The earlier time is that at which the record's segment began; it is returned if the append time is not
+        in memory. None if neither is known. The disk is not read.
         """
         segments = self._entries.segments
         place = bisect_right(segments, offset, key=lambda segment: segment.first_offset) - 1
@@ -217,30 +222,30 @@ class Log:
         on_damage: Callable[[Damage], None],
         repairer: Callable[[int, Buffer], Awaitable[None]],
     ) -> None:
-        """Call `on_damage` once with each damaged range that a read finds; let `repair` use `repairer`."""
+        """Report each damaged range that a read finds to `on_damage`; let `repair` call `repairer`."""
         self._reader.on_damage = on_damage
         self.repairer = repairer
 
     async def repair(self, index: int, frame: Buffer) -> None:
         """Replace the bytes of a damaged entry with `frame`, which comes from another replica.
 
-        `DamageRegistry.repair` checks and writes it; durable on return.
+        `DamageRegistry.repair` checks and writes the frame, which is durable on return.
 
         Raises:
             RepairRefused: The frame is not the missing one.
-            DiskError: They cannot be written.
+            DiskError: The frame cannot be written.
         """
         assert self.repairer is not None, f"{self!r} has no registry of damage: it is not of an open storage"
         await self.repairer(index, frame)
 
     @property
     def failure(self) -> StorageError | None:
-        """Failure of a segment's write or sync, which stops this log alone; None if none."""
+        """The error of a failed write or sync of a segment, which has stopped this log alone; else None."""
         return self.files.failure
 
     @property
     def durable_index(self) -> int:
-        """Index of the last entry that is durable enough to acknowledge (invariant 3)."""
+        """Index of the last entry that may be acknowledged, according to the flush policy (invariant 3)."""
         self._take_counted()
         return self._durable_index
 
@@ -262,10 +267,10 @@ class Log:
 
     @property
     def written_index(self) -> int:
-        """Index of the last entry up to which all entries are in their segments for certain.
+        """Index of the last entry up to which all entries are certainly in their segments.
 
-        In a failed log it is `start.index`. It may be too low, as a frame that was truncated before it was
-        written still counts as not written.
+        In a failed log that is `start.index`. The result may be too low, because a frame that was truncated
+        before it was written still counts as not written.
         """
         if self.files.failure is not None:
             return self.start.index
@@ -274,17 +279,18 @@ class Log:
 
     @property
     def segment_full(self) -> bool:
-        """Whether the last segment is full, so that the leader should let the next entry open another."""
+        """Whether the last segment is full: then the leader should mark the next entry to begin a segment."""
         segments = self._entries.segments
         return bool(segments) and segments[-1].size >= self._segment_size_bytes
 
     # Changes
 
     def append(self, frames: Sequence[Buffer]) -> None:
-        """Add stamped frames at the end: in memory at once, durable when a later `Storage.sync` is done.
+        """Add frames at the end: in memory at once, durable when a later `Storage.sync` is done.
 
-        The frames are kept by reference and must not change any more. Header checksum, index, term,
-        previous term, offset, time and size are checked; bodies must have been verified on arrival.
+        The frames must be stamped: their headers have the index, term, offset and time that the leader gave
+        them. They are kept by reference and must not change any more. Each header is checked, and whether it
+        follows the entry before; bodies must have been verified on arrival.
 
         Raises:
             BrokenChain: A frame does not follow the end of the log; those before it stay appended.
@@ -360,10 +366,10 @@ class Log:
                     changes.on_record()
 
     def _record_unsynced(self) -> None:
-        """Record, before the first such entry, that entries may be acknowledged before they are synced.
+        """Record in the journal that entries may be acknowledged before they are synced.
 
-        The record is durable before that entry counts. By it a start after a power loss knows that
-        acknowledged entries may be missing.
+        It is called before the first such entry, and the record is durable before that entry may be
+        acknowledged. So a start after a power loss knows that acknowledged entries may be missing.
         """
         self._noted_unsynced = True
         self._changes.record(record_head(RecordKind.UNSYNCED, self.log_id, 0), b"", Unsynced(self.files))
@@ -377,11 +383,11 @@ class Log:
         self._changes.touched[self] = None
 
     def _offset_after(self, index: int) -> int:
-        """Return the offset after an entry; that of the log's start for indexes up to the start's."""
+        """Return the offset after an entry; the log's first offset for an entry before its start."""
         return self.start.offset if index <= self.start.index else self.index_entry(index).next_offset
 
     def _check_works(self) -> None:
-        """Raise the failure of a failed log, which takes no more changes.
+        """Raise the error of a failed log, which accepts no more changes; do nothing for another log.
 
         The journal records of a failed log are carried from checkpoint to checkpoint unchanged.
         """
@@ -395,10 +401,10 @@ class Log:
         return segment
 
     def truncate(self, index: int) -> None:
-        """Remove entry `index` and all after it. Only entries that were not committed.
+        """Remove entry `index` and all after it, which must not be committed.
 
         Raises:
-            StorageError: The log has failed; the other changes raise it then, too.
+            StorageError: The log has failed.
         """
         self._check_works()
         assert self.start.index < index, f"truncation at {index} of {self!r}: it would cut the log's start"
@@ -441,10 +447,10 @@ class Log:
                 waiting.append((number, index - 1, self.next_offset))
 
     def set_start(self, *, index: int, term: int, offset: int, time_ms: int = 0) -> None:
-        """Make the log begin after entry `index`, which it holds and which has `term`.
+        """Trim the log: make it begin after entry `index`, whose term is `term`.
 
-        A log that is still empty begins there too. `offset` is the offset after that entry; `time_ms` is
-        its append time, which is used only if the log lacks the entry or it is damaged.
+        The log must hold that entry, unless the log is new and empty. `offset` is the offset after the entry;
+        `time_ms` is its append time, which is used only if the log lacks the entry or the entry is damaged.
         """
         if (index, term, offset) == (self.start.index, self.start.term, self.start.offset):
             return
@@ -498,7 +504,7 @@ class Log:
         )
 
     def copy_recovering(self, old: Log) -> None:
-        """Take over the recovery state of the log that this one will replace."""
+        """Set the recovery state of this log to that of `old`, which this log will replace."""
         self.set_recovering(
             recovering=old.recovering,
             incarnation=old.incarnation,
@@ -507,7 +513,7 @@ class Log:
         )
 
     def set_policy(self, policy: FlushPolicy) -> None:
-        """Continue under another flush policy, for what is appended from now on."""
+        """Set the flush policy for what is appended from now on."""
         self._check_works()
         self.policy = policy
         self._interval = policy.is_interval
@@ -521,30 +527,30 @@ class Log:
     # Called by the storage
 
     def begin(self) -> None:
-        """Count appends by the flush policy from now on: recovery, which syncs everything, has ended."""
+        """Apply the flush policy to appends from now on; recovery, which syncs everything, has ended."""
         self._interval = self.policy.is_interval
 
     def stop_clean(self) -> None:
-        """Prepare for a clean end: everything is synced, and a last checkpoint will say so.
+        """Prepare for a clean end, when everything is synced and a last checkpoint will record that.
 
-        Should there be another append, it first records again that entries may be unsynced.
+        If there is another append, it first records again that entries may be unsynced.
         """
         self._noted_unsynced = False
 
     def synced_up_to(self, number: int) -> bool:
-        """Count all changes up to the running `number` as synced; return whether all of this log is."""
+        """Note that the changes up to running `number` are synced; return whether all of this log's are."""
         waiting = self._unsynced
         while waiting and waiting[0][0] <= number:
             _, self._synced_index, self._synced_offset = waiting.popleft()
         return not waiting
 
     def evict_frame(self, index: int, frame: Buffer) -> None:
-        """Release a frame that is in its segment, if it is still the one at that index."""
+        """Drop a frame from memory, because it is in its segment, if it is still the one at `index`."""
         if self._recent.get(index) is frame:
             del self._recent[index]
 
     def detach(self) -> None:
-        """Treat the log as deleted or replaced: reads in progress must not trust its files any more."""
+        """Note that the log is deleted or replaced, so that reads in progress do not trust its files."""
         self._entries.truncations += 1
         self._changes.unsynced.pop(self, None)
 
@@ -555,6 +561,6 @@ class Log:
             segment.size = size
 
     def close(self) -> None:
-        """Close its files. After the writer and the readers are done."""
+        """Close the log's files. Call it only when the segment writer and the readers have ended."""
         for segment in self._entries.segments:
             segment.file.close()

@@ -23,9 +23,10 @@ _Key = tuple[int, int, int]
 
 
 class ReadAheadCache:
-    """A cache of frames of all logs of a storage; those put first are dropped first. The loop's thread only.
+    """A cache of frames that were read ahead, for all logs of a storage; the oldest are dropped first.
 
-    `changes` is the log's `truncations` at the time of the read.
+    A frame's key is its log's id, the log's `truncations` at the time of the read (`changes`), and its index.
+    The loop's thread only.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -36,11 +37,11 @@ class ReadAheadCache:
         self.size_bytes = 0
 
     def get(self, log_id: int, changes: int, index: int) -> Buffer | None:
-        """Return the frame of an entry, or None."""
+        """Return the frame of entry `index`; None if the cache does not have it."""
         return self._frames.get((log_id, changes, index))
 
     def put(self, log_id: int, changes: int, first_index: int, frames: Sequence[Buffer]) -> None:
-        """Keep consecutive frames; they share one buffer, so they stay or go together."""
+        """Cache the frames of consecutive entries, which share one buffer and so are dropped together."""
         keys = [(log_id, changes, first_index + place) for place in range(len(frames))]
         self._drop(keys[0])
         size = sum(map(len, frames))
@@ -58,7 +59,7 @@ class ReadAheadCache:
 
 
 class SequentialReadDetector:
-    """The ends of recent reads of one log, and how much a read that continues there should take."""
+    """Recognises the readers of one log that read on from where they ended, to let them read more at once."""
 
     __slots__ = ("_next_bytes",)
 
@@ -66,13 +67,16 @@ class SequentialReadDetector:
         self._next_bytes: dict[int, int] = {}
 
     def bytes_at(self, index: int) -> int:
-        """Return how many bytes a read at `index` should take; 0 if it does not continue an earlier read."""
+        """Return to how many bytes a read that begins at `index` should be extended.
+
+        It is 0 if the read does not continue an earlier one; else it doubles with each read of a sequence.
+        """
         return self._next_bytes.get(index, 0)
 
     def stopped(self, index: int, *, took_bytes: int) -> None:
-        """Note that a read ended with entry `index`: the next one may begin with it or after it.
+        """Note that a read ended with entry `index`: the next read may begin with that entry or after it.
 
-        `took_bytes` is how much the read was extended to; 0 if it was not.
+        `took_bytes` is the number of bytes to which the read was extended; 0 if it was not.
         """
         following = min(max(2 * took_bytes, FIRST_BYTES), MOST_BYTES)
         known = self._next_bytes

@@ -1,7 +1,8 @@
-"""Read frames back from segments: one `pread` for each range.
+"""Read frames and index rows from the files of segments: one `pread` for each range of entries.
 
-The loop tries without waiting. What the page cache does not hold is a *cold* read, for a small pool of
-threads with limits of its own, so that a consumer that replays old data does not slow the writers.
+The loop first tries to read without waiting, from the page cache. A range that is not in there is a *cold*
+read: a small pool of threads does it, with limits of its own, so that a consumer that replays old data does
+not slow down the writers.
 """
 
 from __future__ import annotations
@@ -36,20 +37,20 @@ _TURN_BYTES = 1024 * 1024
 
 @dataclass(slots=True)
 class ReadRange:
-    """Consecutive entries of one segment file; `size` bytes altogether."""
+    """Consecutive entries of one segment file, to be read by one call; their frames have `size` bytes."""
 
     segment: SegmentFile
     rows: list[IndexEntry]
     size: int
 
     def intact_frames(self, data: Buffer) -> list[Buffer]:
-        """Return the frames of `data`, the bytes of the range, up to the first that is damaged."""
+        """Return the frames in `data`, the bytes of the range, up to the first that is damaged."""
         known = takewhile(lambda row: row.kind != UNKNOWN_KIND, self.rows)
         places = [(row.term, row.position, row.size) for row in known]
         return intact_frames(data, self.rows[0].index, places) if places else []
 
     def damage(self) -> Damage:
-        """Return the first entry of the range as a damaged range."""
+        """Return the description of damage to the first entry of the range."""
         row = self.rows[0]
         return Damage(
             first_index=row.index,
@@ -64,7 +65,7 @@ class ReadRange:
 
 
 def intact_frames(data: Buffer, first_index: int, places: Sequence[tuple[int, int, int]]) -> list[Buffer]:
-    """Return the frames of `data` up to the first that is damaged or not the one its row names.
+    """Return the frames in `data`, one per row, up to the first that is damaged or does not fit its row.
 
     `places` are (term, position, size) of the rows of consecutive entries; `data` begins with the first.
     """
@@ -83,10 +84,14 @@ def intact_frames(data: Buffer, first_index: int, places: Sequence[tuple[int, in
 
 
 class SegmentReader:
-    """Reads the bytes and index rows of segments, for all logs of a storage."""
+    """The reader of segments' frames and index rows for all logs of a storage.
+
+    `..._nowait` reads in the loop's thread what needs no wait; the other methods use a pool of threads, in
+    which each reader gets its turn.
+    """
 
     def __init__(self, disk: Disk, settings: StorageSettings, *, executor: Executor | None = None) -> None:
-        """Use `executor`, or a pool of threads; tests and the simulator give an executor that is serial."""
+        """Make a reader with a pool of threads, or with `executor` in its place, for tests."""
         self.resources = Resources(disk, open_files=settings.open_files, row_bytes=settings.row_bytes)
         self.ahead = ReadAheadCache(settings.ahead_bytes)
         self._threads = settings.reader_threads
@@ -105,7 +110,7 @@ class SegmentReader:
 
     @property
     def executor(self) -> Executor:
-        """The pool; its threads start with the first use."""
+        """The pool of reader threads; its threads start with the first use."""
         if self._closed:
             raise StorageClosed("the storage is closed")
         if self._executor is None:
@@ -113,7 +118,7 @@ class SegmentReader:
         return self._executor
 
     def read_nowait(self, piece: ReadRange) -> list[Buffer] | None:
-        """Return the intact frames up to the first damaged one; None if a thread must read them."""
+        """Return the range's intact frames up to the first damaged one; None if a thread must read them."""
         file = piece.segment.opened
         if file is None or piece.size > self._inline_bytes:
             return None
@@ -134,7 +139,7 @@ class SegmentReader:
             return None
 
     async def read(self, piece: ReadRange, *, reader: Hashable) -> list[Buffer]:
-        """Return the frames that `read_nowait` would, read in the pool when it is this reader's turn.
+        """Return the range's intact frames up to the first damaged one, read in the pool in a fair order.
 
         `reader` is any key by which the reads of one reader are recognised.
 
@@ -146,15 +151,15 @@ class SegmentReader:
         return await self.in_turn(reader, piece.size, read_frames, piece)
 
     def cold_bytes(self, most_bytes: int) -> int:
-        """Return how much of `most_bytes` one cold read should take now."""
+        """Return how many bytes a cold read should take now: `most_bytes`, or less during commits."""
         return min(most_bytes, self._piece_bytes) if self.beside_commits() else most_bytes
 
     async def yield_to_loop(self, size_bytes: int, *, replaying: bool) -> None:
         """Let other tasks run after each MiB of reads that did not have to wait.
 
-        A reader that finds everything in memory would else occupy the loop. With `replaying`, it reads what
-        the kernel has just read ahead from the disk; during commits it is throttled instead, because
-        that read-ahead delays them.
+        Otherwise a reader that finds everything in memory would occupy the loop. `replaying` tells that the
+        reader uses what the kernel has just read ahead from the disk: during commits it is throttled instead,
+        because that read-ahead delays them.
         """
         if replaying and self.beside_commits():
             await self._throttle(size_bytes)
@@ -165,7 +170,7 @@ class SegmentReader:
             await asyncio.sleep(0)
 
     async def _throttle(self, size_bytes: int) -> None:
-        """Wait, during commits, until earlier reads fit the rate limit."""
+        """During commits, wait until the cold reads begun before are within the rate limit."""
         now_s = asyncio.get_running_loop().time()
         if not self.beside_commits():
             self._paced_until_s = now_s
@@ -176,7 +181,7 @@ class SegmentReader:
             await asyncio.sleep(start_s - now_s)
 
     async def load(self, cold: IndexNotCached, *, reader: Hashable) -> None:
-        """Read missing index rows in the pool.
+        """Read the index rows that `cold` names into the cache, in the pool.
 
         Raises:
             DiskError: The files cannot be read.
@@ -186,9 +191,9 @@ class SegmentReader:
         cold.segment.loaded(chunk, rows)
 
     async def compare(self, segment: Segment, row: IndexEntry, *, reader: Hashable) -> None:
-        """Check the chunk of rows that holds `row` against the frames, as a frame was not what its row says.
+        """Compare `row`, which did not fit its frame, and the rows of its chunk with the frames, in the pool.
 
-        Wrong rows are rebuilt; afterwards `segment.is_unverified` is false for them.
+        Wrong rows are rebuilt; afterwards `segment.is_unverified` is false for the rows of the chunk.
 
         Raises:
             DiskError: The files cannot be read.
@@ -200,7 +205,10 @@ class SegmentReader:
     async def in_turn(
         self, reader: Hashable, size_bytes: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Return what `work` does in the pool, when it is this reader's turn; it holds `size_bytes`."""
+        """Return the result of `work`, called in the pool when it is this reader's turn.
+
+        `size_bytes` is the memory that `work` uses, which counts against the limit of all reads.
+        """
         await self._turns.acquire(reader, size_bytes)
         try:
             return await asyncio.get_running_loop().run_in_executor(
@@ -210,7 +218,7 @@ class SegmentReader:
             self._turns.release(size_bytes)
 
     def statistics(self) -> dict[str, int]:
-        """Return counters and gauges."""
+        """Return counters of cold reads, and gauges of caches and open files."""
         return {
             "cold_reads": self.cold_reads,
             "reads_waiting": self._turns.waiting,
@@ -221,7 +229,7 @@ class SegmentReader:
         }
 
     def close(self) -> None:
-        """Wait for the threads, and refuse further reads."""
+        """Refuse further reads, and wait until those in progress have ended."""
         self._closed = True
         if self._executor is not None:
             self._executor.shutdown(wait=True)
@@ -243,7 +251,7 @@ def read_frames(piece: ReadRange) -> list[Buffer]:
 
 
 def _one_by_one(piece: ReadRange) -> list[Buffer]:
-    """Return the intact frames before the first unreadable sector, read one by one."""
+    """Return the intact frames of a range up to the first damaged or unreadable one, read one by one."""
     frames: list[Buffer] = []
     for row in piece.rows:
         try:

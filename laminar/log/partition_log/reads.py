@@ -48,9 +48,9 @@ class LogReader:
         *,
         directory: str,
     ) -> None:
-        """Find entries in `entries`; `recent` holds the frames in memory, by index.
+        """Make the reader of the log that owns `entries`, `recent` and `quarantine`.
 
-        The log maintains both. `directory` is that of the log, to be named in errors.
+        `recent` has the frames in memory, by index. `directory` is the log's, for errors to name.
         """
         self._entries = entries
         self._recent = recent
@@ -63,10 +63,11 @@ class LogReader:
         self._replay_bytes = 0
 
     def read_nowait(self, first_index: int, last_index: int, *, max_bytes: int) -> list[Buffer] | None:
-        """Return the frames from `first_index` on that need no wait; None if `read` must be used.
+        """Return the frames from `first_index` on that can be read without waiting, or None.
 
-        They are whole, at least one, and the others up to `max_bytes` in all; there may be fewer than
-        asked for. Every frame that comes from a file is verified. Frames before a damaged one are returned.
+        None means that `read` must be used. Otherwise there is at least one frame, and as many more as
+        `max_bytes` allow; there may be fewer than requested. Every frame that comes from a file is verified.
+        Frames before a damaged one are returned.
 
         Raises:
             DamagedRange: The first frame is damaged.
@@ -106,11 +107,12 @@ class LogReader:
         return frames
 
     def _run(self, index: int, last_index: int, max_bytes: int, *, at_least_one: bool) -> list[Buffer] | None:
-        """Return the intact frames from `index` on that one read of the page cache gives.
+        """Return the intact frames from `index` on, by one read from the page cache; None: use a thread.
 
-        None: a thread must read them. They are of one segment, up to `max_bytes`, and none of them is in
-        memory. There may be none: no room, or damage. With `at_least_one` the first may be larger. It is
-        `_piece` and its read without an object for each row, which would take as long as all else.
+        The frames are those of one segment that are not in memory, up to `max_bytes`. The list is empty if
+        `max_bytes` has no room or the first frame is damaged. With `at_least_one` the first frame may be
+        larger. This does the work of `_piece` and of the read after it, without an object for each row, which
+        would take as long as all the rest.
         """
         if self._quarantine:
             if self._quarantine.at(index) is not None:
@@ -139,12 +141,12 @@ class LogReader:
         return None if data is None else intact_frames(data, index, places)
 
     def _first_range(self, index: int, last_index: int, max_bytes: int) -> list[Buffer] | None:
-        """Return the first frames of a read of which `_run` gave none.
+        """Return the first frames of a read for which `_run` returned none.
 
-        None: a thread must read them, or check what is known of them.
+        None means that a thread must read the frames, or compare their index rows with them.
 
         Raises:
-            DamagedRange: The first one is damaged.
+            DamagedRange: The first frame is damaged.
         """
         try:
             piece = self._piece(index, last_index, max_bytes, at_least_one=True)
@@ -156,9 +158,9 @@ class LogReader:
         raise self.found_damaged(piece)
 
     def _read_small(self, first_index: int, last_index: int, max_bytes: int) -> list[Buffer] | None:
-        """Return what `read_nowait` does, for small reads that find their frames undamaged.
+        """Return the frames of a small read, if they are undamaged and can be read without waiting.
 
-        None, or an empty list, in every other case: the caller then goes the general way.
+        In every other case the result is None or empty, and the caller uses the general way.
         """
         entries = self._entries
         ahead = self._readers.ahead
@@ -185,11 +187,11 @@ class LogReader:
         return frames
 
     def value_nowait(self, offset: int) -> memoryview | None:
-        """Return the value of the record at `offset`, its batch read and verified by this call.
+        """Return the value of the record at `offset`, if that needs no wait; its batch is verified.
 
-        None if memory does not have it, if it is compressed or damaged, and if there is no such record:
-        `find_offset` and `read` then give the value or the reason. They and `Batch.value` give the same
-        value; this takes 5 µs instead of 15 with batches of 4 KiB, as it makes no objects on the way.
+        None if the value is not in memory, if it is compressed or damaged, and if there is no such record:
+        `find_offset`, `read` and `Batch.value` then give the value or the reason. They always give the same
+        value; this takes 5 µs instead of 15 with batches of 4 KiB, because it makes no objects on the way.
         """
         entries = self._entries
         if self._quarantine or not entries.start.offset <= offset < entries.next_offset:
@@ -211,9 +213,9 @@ class LogReader:
         return verified_value(frame, index, term, offset - base_offset) if frame is not None else None
 
     def _read_one(self, index: int) -> list[Buffer] | None:
-        """Return the frame of a single entry, or None as `_read_small`: the most frequent small read.
+        """Return the frame of a single entry, or None as `_read_small` does.
 
-        It makes no `ReadRange`.
+        This is the most frequent read, so it is done without the objects of the general way.
         """
         segment = self._entries.segment_of(index)
         try:
@@ -251,7 +253,7 @@ class LogReader:
         return self._replay_bytes > 0
 
     async def read(self, first_index: int, last_index: int, *, max_bytes: int) -> list[Buffer]:
-        """Return what `read_nowait` does, waiting for the disk in a reader thread if necessary.
+        """Return frames as `read_nowait` does, but let a reader thread wait for the disk if necessary.
 
         Raises:
             EntriesTrimmed: The entries were removed while they were read.
@@ -287,7 +289,7 @@ class LogReader:
                 raise EntriesTrimmed(f"entry {first_index} of {entries.name} was removed while it was read")
 
     async def read_promptly(self, first_index: int, last_index: int, *, max_bytes: int) -> list[Buffer]:
-        """Return what `read` does, at once if the frames are in memory or in the page cache.
+        """Return frames as `read` does, without yielding to other tasks if they can be read without waiting.
 
         Raises:
             EntriesTrimmed: The first entry was trimmed, before this call or while it waits.
@@ -304,7 +306,7 @@ class LogReader:
         return await self.read(first_index, last_index, max_bytes=max_bytes)
 
     def read_here(self, first_index: int, last_index: int, *, max_bytes: int) -> list[Buffer]:
-        """Return what `read` does, blocking the caller's thread: for tools and tests without a loop."""
+        """Return frames as `read` does, blocking the caller's thread: for tools and tests without a loop."""
         while True:
             found = self.read_nowait(first_index, last_index, max_bytes=max_bytes)
             if found is not None:
@@ -324,7 +326,7 @@ class LogReader:
             segment.verified(chunk, check_chunk(chunk, row))
 
     async def _read_cold(self, first_index: int, last_index: int, max_bytes: int) -> list[Buffer]:
-        """Return frames read by a thread; an empty list if only rows were read or rebuilt: try again then."""
+        """Return frames read by a thread; an empty list if it read or rebuilt index rows: then try again."""
         entries = self._entries
         wide = self._sequences.bytes_at(first_index) if max_bytes < AHEAD_BYTES else 0
         cold: IndexNotCached | None = None
@@ -351,19 +353,20 @@ class LogReader:
         return self._asked_for(frames, first_index, last_index, max_bytes, wide)
 
     def _is_unverified(self, piece: ReadRange) -> bool:
-        """Return whether the first row of a range was never checked: then it may be wrong, not the frame."""
+        """Return whether the first index row of a range was never checked, so that it may be wrong."""
         index = piece.rows[0].index
         return self._entries.segment_of(index).is_unverified(index)
 
     def _piece(self, index: int, last_index: int, max_bytes: int, *, at_least_one: bool) -> ReadRange:
-        """Return the range to read at `index`: undamaged entries of one segment, up to `max_bytes`.
+        """Return the range to read from `index` on: undamaged entries of one segment, up to `max_bytes`.
 
-        It ends before an entry whose frame is in memory, and before one whose row is not. With
-        `at_least_one` its first entry may be larger than `max_bytes`; else it may be empty.
+        The range ends before an entry whose frame is in memory, and before an entry whose row is not in
+        memory. With `at_least_one` the first entry may be larger than `max_bytes`; else the range may be
+        empty.
 
         Raises:
             DamagedRange: The first entry is damaged.
-            IndexNotCached: Its row is not in memory.
+            IndexNotCached: The row of the first entry is not in memory.
         """
         if self._quarantine:
             damage = self._quarantine.at(index)
@@ -387,7 +390,7 @@ class LogReader:
         return ReadRange(segment.file, rows, size)
 
     def found_damaged(self, piece: ReadRange) -> DamagedRange:
-        """Quarantine the first entry of a range, report it, and return it as an error."""
+        """Record the first entry of a range as damaged, report it, and return the error for its reader."""
         damage = piece.damage()
         if piece.rows[0].kind == UNKNOWN_KIND:
             damage = self._whole_unknown(damage)
@@ -419,14 +422,17 @@ class LogReader:
         )
 
     async def in_thread(self, size_bytes: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Return what `work` does in a reader thread, in turn with reads; it holds `size_bytes`."""
+        """Return the result of `work`, called in a reader thread when it is this log's turn.
+
+        `size_bytes` is the memory that `work` uses, which counts against the limit of all reads.
+        """
         return await self._readers.in_turn(self._entries.log_id, size_bytes, work, *args, **kwargs)
 
     async def digest(self, last_index: int) -> str:
         """Return the SHA-256 (hex) of the frames from the first to `last_index`, back to back.
 
         Raises:
-            EntriesTrimmed: The log's start moved past the reader.
+            EntriesTrimmed: Entries were trimmed before they were read.
         """
         entries = self._entries
         digest = hashlib.sha256()

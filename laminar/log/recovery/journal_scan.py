@@ -36,7 +36,7 @@ _log = logging.getLogger("laminar.recovery")
 
 @dataclass(slots=True)
 class FoundFrame:
-    """A whole frame, and where it lies. `stored` are its head and its records, without the padding."""
+    """A whole frame of the journal, and its place. `stored` has its head and records, without padding."""
 
     head: FrameHead
     file_name: str
@@ -44,21 +44,22 @@ class FoundFrame:
     stored: memoryview
 
     def records(self) -> Iterator[tuple[RecordKind, int, memoryview]]:
-        """Yield (kind, key, payload) of each record."""
+        """Yield (kind, key, payload) of each record in the frame; see `decode_records`."""
         body = self.stored[HEAD_SIZE : HEAD_SIZE + self.head.length]
         return decode_records(body, self.head.records)
 
 
 @dataclass(slots=True)
 class ScanResult:
-    """The frames of a journal, sorted by whether they count.
+    """The frames of a journal, sorted by what recovery may use of them.
 
-    `kept` frames are to be replayed, in order. `votes_only` are whole frames after the torn one: only
-    their hard states count. `unsure` are those frames of both that lie above the newest `durable_lsn`: they
-    must be written again before anything relies on them. `highest_lsn` is the highest LSN known of.
-    `damaged`: records that counted are missing; `votes_lost_before` is then the LSN below which hard states
-    may be missing (0: none are). `memory_kept`: only the process has ended since, and no sync had failed, so
-    what was written is there, synced or not.
+    `kept` are the frames to be replayed, in order. `votes_only` are whole frames after a torn one: of these
+    only the hard states (terms and votes) are used. `unsure` are the frames of both lists that may not have
+    been synced: recovery writes them again before anything relies on them. `highest_lsn` is the highest LSN
+    that the journal is known to have had. `damaged` is set if durable records are missing;
+    `votes_lost_before` is then the LSN below which hard states may be missing (0: none are missing).
+    `memory_kept` is set if the machine was not restarted and no sync failed: then everything written is
+    there, synced or not.
     """
 
     kept: list[FoundFrame] = field(default_factory=list)
@@ -72,11 +73,11 @@ class ScanResult:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """All whole frames of a checkpoint's generation that come after the checkpoint, and the end mark.
+    """What a journal holds: all whole frames after the checkpoint, of its generation, and the end mark.
 
-    `short`: a journal file is missing, or shorter than it was when its first frame was written, or than
-    where the checkpoint ends in it. No power loss does that: files are filled with zeros and synced
-    before use.
+    `short` is set if a journal file is missing, or is shorter than when its first frame was written, or ends
+    before the place that the checkpoint names. That is damage and no power loss, because files are filled
+    with zeros and synced before use.
     """
 
     frames: list[FoundFrame]
@@ -129,10 +130,10 @@ def read_journal(disk: Disk, store: str, checkpoint: Checkpoint) -> Found:
 
 
 def _read_all(file: File, start: int) -> Buffer:
-    """Return a file from `start` on, with zeros for unreadable blocks: there is no frame in them then.
+    """Return the bytes of a file from `start` on, with zeros in place of unreadable blocks.
 
-    If it failed instead, one bad sector, perhaps in unused room, would keep the whole store directory from
-    opening.
+    So such a block holds no frame. An error instead would keep the whole store directory from opening because
+    of one bad sector, perhaps in unused room.
     """
     size = max(file.size() - start, 0)
     try:
@@ -153,9 +154,9 @@ def _read_all(file: File, start: int) -> Buffer:
 
 
 def classify_frames(found: Found, checkpoint: Checkpoint, *, same_boot: bool = False) -> ScanResult:
-    """Sort the frames found into what counts and what does not. Pure.
+    """Decide which of the frames found are valid, and whether any are missing. Pure: it reads no file.
 
-    `same_boot`: the machine was not booted since the checkpoint's generation began.
+    `same_boot` tells that the machine was not restarted since the checkpoint's generation began.
     """
     frames, end = found.frames, found.end
     scan = ScanResult(highest_lsn=max([checkpoint.lsn, *(frame.head.lsn for frame in frames)]))

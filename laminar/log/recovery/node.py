@@ -35,10 +35,10 @@ ShardOf = Callable[[ReplicaEntry, int], int]
 
 
 class ShardLayout(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The shard layout of a data folder: layout `number` has `shards` store directories.
+    """The shard layout of a data folder: its number, and how many shards (store directories) it has.
 
-    `made`: each of these directories was made. It is false until the end of the first start: a directory that
-    is missing before was never used.
+    `made` is set at the end of the first start, when each of these directories was made. Before, a missing
+    directory is one that was never used; afterwards, one that was lost.
     """
 
     number: int
@@ -75,14 +75,15 @@ def recover_node(
     settings: StorageSettings | None = None,
     rng: random.Random | None = None,
 ) -> ShardLayout:
-    """Recover every store directory of a node, for `shards` shards; return the layout.
+    """Recover every store directory of a node that starts with `shards` shards; return the layout.
 
-    `shard_of(entry, shards)` returns the shard that owns a replica. Blocks.
+    If the number of shards has changed, the replicas are distributed to a new layout: `shard_of(entry,
+    shards)` returns the shard that owns a replica. Blocks.
 
     Raises:
         DamagedDocument: The layout or the controller's manifest is lost or an older copy: an operator must
             decide.
-        StorageError: It may be retried; nothing is lost by this attempt.
+        StorageError: The recovery failed; it may be retried, and nothing is lost by this attempt.
     """
     assert shards > 0, f"a node with {shards} shards"
     node = _Node(disk, data_directory, settings or StorageSettings(), rng or random.SystemRandom())
@@ -127,8 +128,8 @@ def _read_layout(disk: Disk, data_directory: str, document: Document) -> ShardLa
     be missing among them.
 
     Raises:
-        DamagedDocument: The names do not tell the layout, so an operator must say which one counts. Nothing
-            was changed.
+        DamagedDocument: The names do not tell the layout, so an operator must say which one is valid.
+            Nothing was changed.
     """
     problem = f"no layout in {data_directory}"
     try:
@@ -169,11 +170,11 @@ def _names(stores: list[tuple[int, int]]) -> str:
 
 
 def _check_stores(disk: Disk, data_directory: str, current: ShardLayout) -> None:
-    """Refuse a layout that is an older copy, and one whose store directories are all missing.
+    """Refuse a layout document that is an older copy, and one whose store directories are all missing.
 
-    The document is an older copy if some of its own store directories are missing and those of another number
-    hold replicas: these would be removed. If all are missing but there are logs, it is rather a disk that
-    is not mounted than damage: to go on would declare all replicas lost, which cannot be undone.
+    The document is an older copy if some of its store directories are missing and directories of another
+    layout hold replicas: going on would remove those. If all directories are missing but there are logs, a
+    disk is probably not mounted: going on would declare all replicas lost, which cannot be undone.
 
     Raises:
         DamagedDocument: In both cases; nothing was changed.
@@ -227,9 +228,10 @@ class _Node:
         self._rng = rng
 
     def begin_missing(self, stores: list[str]) -> None:
-        """Make the store directories that existed once and are missing, each with an `Unknown` manifest.
+        """Make the store directories that were lost, each with a manifest that is `Unknown`.
 
-        That manifest prevents that a lost replica is created again as a new one.
+        Such a manifest says that replicas may be missing from it. It prevents that a lost replica is created
+        again as a new one.
         """
         for store in stores:
             documents = [Document(self._disk, store, name) for name in ("manifest", "checkpoint")]
@@ -251,9 +253,9 @@ class _Node:
         )
 
     def remove_stores(self, unwanted: Callable[[int], bool]) -> None:
-        """Remove the store directories with an `unwanted` layout number: a change of layout left them.
+        """Remove the store directories whose layout number is `unwanted`, because the layout has changed.
 
-        Copies that recovery preserved in them (`damaged-...`) are kept, and moved beside them.
+        Copies that recovery preserved in them (`damaged-...`) are moved to the directory above and kept.
         """
         directory = os.path.join(self._data_directory, "shards")
         for name in self._disk.list(directory):
@@ -269,10 +271,10 @@ class _Node:
         self._disk.sync_directory(directory)
 
     def deal(self, old: list[Recovered], wanted: ShardLayout, shard_of: ShardOf) -> None:
-        """Write the store directories of the wanted layout, with the replicas and logs of the old ones.
+        """Write the store directories of the wanted layout: distribute the old ones' replicas and logs.
 
-        They are not read until the layout document names them. If the manifest of an old one may lack
-        replicas, these may belong to any new one: then all new manifests are `Unknown`.
+        The new directories are not used until the layout document names them. If the manifest of an old
+        directory may lack replicas, these may belong to any new one: then all new manifests are `Unknown`.
         """
         known = all(store.manifest.known for store in old)
         entries: list[list[ReplicaEntry]] = [[] for _ in range(wanted.shards)]

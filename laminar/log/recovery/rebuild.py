@@ -1,7 +1,7 @@
-"""Make the logs from what was replayed, and make their files agree with them.
+"""Make the logs of a storage from the replayed journal, and make their files agree with them.
 
-Earlier steps of recovery change no segment. When this step begins, all that was read of the journal is
-durable (`store.py`).
+This is the last step of a recovery, and the only one that changes segments. When it begins, all frames that
+were read from the journal are durable (`store.py`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _log = logging.getLogger("laminar.recovery")
 
 
 class Rebuild:
-    """The step of recovery that makes logs from what was replayed, and makes their files agree with them."""
+    """The step of recovery that makes the logs, and makes their files agree with them; `run` it once."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Rebuild:
         self._writer = writer
 
     def run(self, replay: Replay) -> dict[int, Log]:
-        """Return all logs, by log id; what they hold is durable, and in a checkpoint of the new generation.
+        """Return all logs, by log id; all their entries are durable and in the new generation's checkpoint.
 
         Raises:
             StorageError: A segment or the checkpoint cannot be written; recovery may be retried.
@@ -124,7 +124,7 @@ class Rebuild:
         return log
 
     def _load_notes(self, log: Log, loaded: Loaded) -> None:
-        """Load the document of a log's damage, without what is of other entries, and add the new holes."""
+        """Load the record of a log's damage, drop what does not fit its entries, and add the holes found."""
         problem = log.quarantine.load(self._disk, log.files.directory)
         if problem is not None:
             _log.warning("%s: the record of its damage is lost: %s", log.name, problem)

@@ -1,9 +1,9 @@
-"""Replay a journal's records in memory.
+"""Replay the records of a journal in memory: the second step of a recovery.
 
-The result is, for each log, up to which entry its segments count (entries after it were truncated), and the
-entries that the journal has after that one; for each replica, its newest term and vote, and whether a newer
-vote may have been lost. Which frames of the journal count was decided before (`journal_scan.py`). No file is
-touched here.
+For each log the result names the last entry of its segments that is still valid (later ones were truncated),
+and holds the entries after it, which the journal has. For each replica it has the newest term and vote, and
+whether a newer vote may have been lost. The step before (`journal_scan.py`) decided which frames of the
+journal are valid. No file is read or changed here.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _OPENS_SEGMENT = int(Flag.OPENS_SEGMENT)
 
 @dataclass(slots=True)
 class TailFrame:
-    """One batch of a log's tail: the entries that the journal has after those in the segments."""
+    """One entry of a log's tail, with its batch: the tail has the entries that come after the segments'."""
 
     index: int
     term: int
@@ -42,9 +42,11 @@ class TailFrame:
 
 @dataclass(slots=True)
 class Replayed:
-    """One log during replay: its segments count up to entry `base_last`, and `tail` follows.
+    """The state of one log, as far as the journal's records have been replayed.
 
-    `base_term` is the term of entry `base_last`; None if it is not known before the segments are read.
+    The log's segments are valid up to entry `base_last`, whose term is `base_term` (None: not known before
+    the segments are read). `tail` has the entries after that one, from the journal. The methods apply one
+    journal record each. Attributes that `LogState` has too mean the same there.
     """
 
     log_id: int
@@ -68,11 +70,14 @@ class Replayed:
 
     @property
     def last_index(self) -> int:
-        """Index of the last entry so far."""
+        """Index of the last entry, after the records replayed so far."""
         return self.tail[-1].index if self.tail else self.base_last
 
     def full(self, frame: memoryview) -> bool:
-        """Apply a batch; return whether it continues the log, as far as known without the segments."""
+        """Add the entry of a record with a whole batch; return False if it does not continue the log.
+
+        Only what is known without reading the segments is compared.
+        """
         index: int
         _, flags, index, term, prev_term, base_offset, *_ = LOG_FIELDS.unpack_from(frame)
         if not self.start.index < index <= self.last_index + 1:
@@ -87,7 +92,7 @@ class Replayed:
         return chained
 
     def truncate(self, index: int) -> None:
-        """Apply a truncation: entry `index` and all after it are removed."""
+        """Remove entry `index` and all after it."""
         while self.tail and self.tail[-1].index >= index:
             self.tail.pop()
         if index <= self.base_last:
@@ -96,18 +101,21 @@ class Replayed:
             self.base_term = self.start.term if self.base_last == self.start.index else None
 
     def change_policy(self, interval_ms: int, interval_records: int) -> None:
-        """Apply another flush policy."""
+        """Set the flush policy of the log."""
         self.policy = FlushPolicy(interval_ms=interval_ms, interval_records=interval_records)
         self.unsynced &= self.policy.is_interval
 
     def marked(self, why: int, incarnation: int, least_term: int) -> None:
-        """Apply a recovery state; `why` is a `RecoveryReason`."""
+        """Set the log's recovery state, incarnation and least term (see `Log.set_recovering`).
+
+        `why` is a `RecoveryReason`.
+        """
         self.recovering, self.power_lost = why != RecoveryReason.NO, why == RecoveryReason.POWER_LOST
         self.incarnation = incarnation
         self.least_term = least_term
 
     def move_start(self, start: LogStart) -> None:
-        """Apply a new start of the log."""
+        """Set a new start of the log; entries up to `start.index` are removed."""
         if start.index > self.last_index:
             self.tail.clear()
             self.base_last, self.base_term = start.index, start.term
@@ -115,7 +123,10 @@ class Replayed:
 
 
 class Replay:
-    """All records of a journal, applied in memory."""
+    """The state of all logs and replicas: that of a checkpoint, with the journal's records applied.
+
+    `gone` are the logs that were deleted or replaced.
+    """
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.logs = {state.log_id: _from_state(state) for state in checkpoint.logs}
@@ -126,7 +137,7 @@ class Replay:
         self.replaced = dict(checkpoint.replaced)
 
     def run(self, scan: ScanResult) -> None:
-        """Apply the frames that count."""
+        """Apply the records of the valid frames in `scan`, in order."""
         if scan.votes_lost_before:
             self.lost |= self.hard_states.keys()
         known_again: set[int] = set()

@@ -21,10 +21,10 @@ _COPY_BYTES = 1 << 20
 
 
 def preserve_store(disk: Disk, store: str) -> str:
-    """Copy checkpoints, journal and manifests of a store directory to a new one in it; return its path.
+    """Copy the checkpoints, journal and manifests of a store directory; return the path of the copies.
 
-    The copies are durable on return, and the originals are still there: so a crash at any step, also later
-    when originals are removed, leaves one of them.
+    They are in a new directory, `damaged-N`, inside it. The copies are durable on return, and the originals
+    are still there: so a crash at any step, also later when originals are removed, leaves one of them.
     """
     numbers = [int(name[8:]) for name in disk.list(store) if re.fullmatch(r"damaged-\d+", name)]
     aside = os.path.join(store, f"damaged-{max(numbers, default=0) + 1}")
@@ -37,7 +37,7 @@ def preserve_store(disk: Disk, store: str) -> str:
 
 
 def _copy(disk: Disk, path: str, copy_path: str, position: int = 0) -> None:
-    """Copy what can be read of a file from `position` on; durable, except the name of the copy."""
+    """Copy the bytes of a file from `position` on that can be read; the caller syncs the copy's directory."""
     source, copy = disk.open(path), disk.open(copy_path, create=True)
     try:
         copy.truncate(0)
@@ -58,12 +58,12 @@ def _copy(disk: Disk, path: str, copy_path: str, position: int = 0) -> None:
 def preserve_damaged_tail(
     disk: Disk, files: LogFiles, loaded: Loaded, base_last: int, *, everything: bool
 ) -> None:
-    """Preserve, beside the log's files, damaged bytes that recovery is about to remove.
+    """Preserve, in the log's directory, damaged bytes that recovery is about to remove.
 
-    These are the segments that could not be identified; and, if entries up to `base_last`, which the
-    checkpoint names, are missing at the end, the bytes after the last segment's last entry. They are no torn
-    tail, but cannot be served, as it is unknown which entries they were. With `everything` (a part of the
-    journal is lost) the bytes and segments after the log's end are preserved in any case.
+    These are the segments whose entries could not be identified. If entries up to `base_last`, which the
+    checkpoint names, are missing at the end, they are also the bytes after the last segment's last entry.
+    Such bytes cannot be served, because it is unknown which entries they were. With `everything` (a part of
+    the journal is lost) the bytes and segments after the log's end are preserved in any case.
 
     Raises:
         DiskError: There is no room for the copies; no bytes were removed.

@@ -42,7 +42,10 @@ _NONE = Checkpoint(generation=0, seed=0, lsn=0, journal_file=0, journal_position
 
 @dataclass(slots=True)
 class Recovered:
-    """A store directory after its recovery: locked, all it holds durable, with a new generation open."""
+    """The parts of a recovered store directory, from which a `Storage` is made.
+
+    The directory is locked, everything in it is durable, and a new generation of the journal is open.
+    """
 
     store: str
     lock: Lock
@@ -56,7 +59,7 @@ class Recovered:
     lost_hard_states: set[int]
 
     def close(self) -> None:
-        """Release everything, for a caller that wanted recovery only."""
+        """Close all files and release the lock, for a caller that wanted only the recovery."""
         self.readers.close()
         self.journal.close()
         for log in self.logs.values():
@@ -74,15 +77,15 @@ def recover_store(
     readers: SegmentReader,
     forget: bool = False,
 ) -> Recovered:
-    """Recover one store directory, which stays locked; make a new one if missing. Blocks.
+    """Recover one store directory, which stays locked; make a new one if it is missing. Blocks.
 
     A store directory whose manifest is damaged is refused. With `forget`, for callers that can ask the
-    catalog, a copy of its content is preserved instead, and an `Unknown` manifest says that replicas may be
-    missing; so too if there is no manifest, but something was recorded here. `rng` draws the random part of
-    the new generation.
+    catalog, it is recovered as an empty one instead: a copy of its content is preserved, and its new manifest
+    is `Unknown`, which says that replicas may be missing. The same happens if there is no manifest although
+    something was recorded here. `rng` draws the random part of the new generation.
 
     Raises:
-        DiskError: It may be retried from the start.
+        DiskError: The recovery failed; it may be retried.
         DamagedDocument: The manifest is damaged, and `forget` is not set.
     """
     disk.make_directory(store)
@@ -131,8 +134,8 @@ def recover_store(
 def _read_manifest(disk: Disk, store: str, *, forget: bool) -> tuple[Manifest, bool]:
     """Return the manifest, and whether it was lost: then the store directory's content must not be used.
 
-    If it was, a copy of the content is preserved, and a new `Unknown` manifest is written, before anything is
-    removed.
+    If it was lost, a copy of the content is preserved, and a new manifest that is `Unknown` is written,
+    before anything is removed.
     """
     manifest = Manifest(disk, store)
     problem = "a former start found it lost, and was interrupted"
@@ -199,9 +202,9 @@ def _read_checkpoint(disk: Disk, store: str, manifest: Manifest) -> tuple[Checkp
 
 
 def _never_used(disk: Disk, store: str) -> bool:
-    """Return whether no journal file holds more than the frame that opens a generation.
+    """Return whether no journal file holds more than the first, empty frame of a generation.
 
-    Then the first start was interrupted before anything was recorded.
+    Then nothing was ever recorded: the first start was interrupted.
     """
     for number in journal_numbers(disk, store):
         file = disk.open(os.path.join(store, journal_name(number)))

@@ -20,7 +20,7 @@ _WINDOW_BYTES = 8 << 20
 
 @dataclass(slots=True)
 class IntactFrame:
-    """A frame whose checksums both hold, and the index row that it should have."""
+    """An intact frame (both checksums are right), and the index row that it should have."""
 
     header: Header
     row: IndexEntry
@@ -30,9 +30,9 @@ class IntactFrame:
 class Gap:
     """Damaged bytes in place of the frames of the entries `first_index` to `last_index`, both included.
 
-    `last_index` is None if no intact frame follows: then the gap goes to the end of the file, and the number
-    of its entries is unknown. `why` describes the damage. `row` is what an intact header, or an intact row of
-    the index, says of the one entry; None if neither is left.
+    `last_index` is None if no intact frame follows: then the gap extends to the end of the file, and the
+    number of its entries is unknown. `why` describes the damage. `row` is the index row of a gap of one
+    entry, from its intact header or an intact row of the index; None if neither is left.
     """
 
     first_index: int
@@ -44,7 +44,7 @@ class Gap:
 
 
 class Window:
-    """The first `size` bytes of a file, read in large ranges and given out as views, from front to back."""
+    """A reader of the first `size` bytes of a file, from front to back: it reads large ranges at once."""
 
     def __init__(self, file: File, size: int) -> None:
         self._file = file
@@ -53,7 +53,7 @@ class Window:
         self._data = memoryview(b"")
 
     def view(self, position: int, size: int) -> memoryview:
-        """Return up to `size` bytes at `position`; fewer at the end of the file."""
+        """Return a view of up to `size` bytes at `position`; fewer at the end of the file."""
         size = min(size, self._size - position)
         if not self._start <= position or position + size > self._start + len(self._data):
             wanted = min(max(size, _WINDOW_BYTES), self._size - position)
@@ -105,10 +105,10 @@ def scan_frames(
 def _gap(
     window: Window, size: int, hints: Buffer, position: int, index: int, first_index: int, why: str
 ) -> Gap:
-    """Return the gap that begins with a damaged header at `position`, where entry `index` should lie.
+    """Return the gap that begins with a damaged header at `position`, where entry `index` should be.
 
-    It ends where the intact row of that entry says, else at the next intact header of a later entry, else at
-    the end of the file.
+    The gap ends where an intact index row of that entry says that it ends; without one, at the next intact
+    header of a later entry, or at the end of the file.
     """
     slot = index - first_index
     if len(hints) >= (slot + 1) * ROW_SIZE and row_is_whole(hints, slot):
@@ -133,7 +133,7 @@ def _gap(
 
 
 def row_of(header: Header, position: int) -> IndexEntry:
-    """Return the index entry of a frame at `position`."""
+    """Return the index row that the frame with `header` at `position` should have."""
     return IndexEntry(
         index=header.index,
         term=header.term,

@@ -36,7 +36,7 @@ _WINDOW_BYTES = 64 * 1024
 
 
 def header_row(header: Buffer, position: int) -> IndexEntry | None:
-    """Return the index entry of the frame with this header; None if the header is not intact."""
+    """Return the index row of the frame with this header at `position`; None if the header is not intact."""
     if len(header) < HEADER_SIZE or header[: len(MAGIC)] != MAGIC:
         return None
     kind, _, index, term, _, base_offset, count, length, time_ms, tag_mask, checksum = LOG_FIELDS.unpack_from(
@@ -96,7 +96,7 @@ class _Headers:
 
 
 def read_damaged(data: File, size: int, position: int) -> Buffer:
-    """Return the bytes at a position, with zeros for sectors that cannot be read."""
+    """Return up to `size` bytes at `position`, with zeros for sectors that cannot be read."""
     try:
         return data.pread(size, position)
     except DiskError as error:
@@ -126,8 +126,8 @@ def rebuild_rows(
 ) -> bytearray:
     """Return packed rows of the entries with indexes in `wanted`, as many as can be rebuilt.
 
-    The frame of the first begins at `position`, its first record has `offset`; `data` has `size` bytes.
-    `hints` are the rows of the index file from the first wanted entry on. Where a header is damaged or
+    The frame of the first entry begins at `position`, and its first record has `offset`; `data` has `size`
+    bytes. `hints` are the rows of the index file from the first wanted entry on. Where a header is damaged or
     missing, an intact hint is used, for frames that end at or before `size`, or `hinted_size` if that is
     larger: the size that the file should have. Damaged entries without a hint get rows of `UNKNOWN_KIND`.
 
@@ -223,10 +223,10 @@ def load_chunk(chunk: Chunk) -> bytes:
 
 
 def check_chunk(chunk: Chunk, row: IndexEntry) -> bytes | None:
-    """Check a row against the frame at its position; return the rebuilt chunk if the row was wrong.
+    """Compare `row`, one of the chunk's, with the frame at its position; return rebuilt rows if it is wrong.
 
-    None if the row is right, and also if the header there is damaged or missing: then the row is all that is
-    known of the entry. `row` is one of the chunk's.
+    They are the rows of the whole chunk. None if the row is right, and also if the frame's header is damaged
+    or missing: then the row is all that is known of the entry.
     """
     try:
         data = chunk.file.data()

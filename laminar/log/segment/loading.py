@@ -37,13 +37,13 @@ _ANY_SIZE = 1 << 62
 
 @dataclass(slots=True)
 class Loaded:
-    """The segments of a log up to `last_index`.
+    """What a start found of a log's segments.
 
-    `stale` are segments on disk whose entries were truncated or trimmed since. `unreadable` are segments
-    with entries that the log should have, none of which could be identified. `rebuilt` are those of
-    `segments` whose index was rebuilt, and so must be written. `holes` are the damaged ranges that loading
-    found. `short`: entries that the checkpoint names are missing at the end. `unknown`: some in `rebuilt`
-    segments could not be identified.
+    `segments` are those that the log has. `stale` are segments on disk whose entries were truncated or
+    trimmed. `unreadable` are segments with entries that the log should have, none of which could be
+    identified. `rebuilt` are those of `segments` whose index was rebuilt, so that it must be written. `holes`
+    are the damaged ranges that loading found. `short` is set if entries that the checkpoint names are missing
+    at the end, and `unknown` if some entries in `rebuilt` segments could not be identified.
     """
 
     segments: list[Segment] = field(default_factory=list)
@@ -56,10 +56,10 @@ class Loaded:
 
 
 def load_segments(disk: Disk, files: LogFiles, *, last_index: int, goes_on: bool = False) -> Loaded:
-    """Return the segments with the entries after `files.start` up to `last_index`.
+    """Find a log's segments on disk: those with the entries after `files.start` up to `last_index`.
 
-    `goes_on`: entries of the journal will be appended to the last segment, so it is kept even if all of
-    its entries lie before the start.
+    `goes_on` tells that entries of the journal will be appended to the last segment: then it is kept even if
+    all of its entries lie before the start.
     """
     loaded = Loaded()
     firsts = sorted(int(name[:-4]) for name in disk.list(files.directory) if _is_segment(name))
@@ -101,7 +101,7 @@ def load_segments(disk: Disk, files: LogFiles, *, last_index: int, goes_on: bool
 
 
 def _end_of(loaded: Loaded, start: LogStart) -> IndexEntry:
-    """Return the index entry of the last entry so far, or of the log's start."""
+    """Return the index row of the last entry found so far; without one, a row for the log's start."""
     if loaded.segments:
         return loaded.segments[-1].last_row
     return IndexEntry(start.index, 0, start.offset, 0, 0, 0, start.time_ms, UNKNOWN_KIND, 0)
@@ -138,7 +138,10 @@ def _kinds(segment: Segment, start: LogStart) -> set[int]:
 
 
 def _holes_in(segment: Segment) -> list[Damage]:
-    """Return the runs of entries that are not in the segment's file; all rows must be in memory."""
+    """Return the damaged ranges of a segment: runs of entries that are not in its file.
+
+    All rows must be in memory.
+    """
     size = segment.file.data_size()
     runs: list[list[IndexEntry]] = []
     before = None
@@ -155,7 +158,10 @@ def _holes_in(segment: Segment) -> list[Damage]:
 
 
 def _hole_at_end(segment: Segment) -> list[Damage]:
-    """Return the hole at the end of a segment, which an earlier start filled with placeholders; or none."""
+    """Return the damaged range at the end of a segment, if an earlier start put placeholder rows there.
+
+    The list has one range, or none.
+    """
     last = first = segment.last_row
     while first.kind == UNKNOWN_KIND and first.index > segment.first_index:
         row = segment.index_entry(first.index - 1)

@@ -17,7 +17,10 @@ from laminar.log.segment.segment_file import SegmentFile
 
 
 class LogFiles:
-    """One log as its files have it; fields as in `LogState`. The segment writer's thread changes them."""
+    """The state of one log's files: where it begins and ends on disk, its policy and recovery state.
+
+    Fields have the meaning that they have in `LogState`. The segment writer's thread changes them.
+    """
 
     __slots__ = (
         "directory",
@@ -66,13 +69,13 @@ class LogFiles:
         self.failure: StorageError | None = None
 
     def new_segment(self, first_index: int, *, exists: bool = False) -> SegmentFile:
-        """Return a segment that has no files yet; with `exists`, one whose files recovery found."""
+        """Return the files of a segment of this log: none yet, or with `exists`, those on disk."""
         return SegmentFile(
             self.resources, self.directory, first_index=first_index, log_id=self.log_id, exists=exists
         )
 
     def state(self) -> LogState:
-        """Return the log as a checkpoint records it."""
+        """Return a copy of the state, for a checkpoint to record."""
         return LogState(
             log_id=self.log_id,
             name=self.name,

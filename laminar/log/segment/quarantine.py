@@ -22,7 +22,7 @@ _NAME = "health"
 
 
 class Damage(msgspec.Struct, frozen=True, kw_only=True):
-    """Entries `first_index` to `last_index` (both included) with damaged bytes.
+    """A damaged range: entries `first_index` to `last_index` (both included), whose bytes are damaged.
 
     `term` is the entry's term according to the index; 0 if header and row are both lost, and then the range
     may hold several entries. Their records have the offsets from `first_offset` up to, not including,
@@ -41,7 +41,7 @@ class Damage(msgspec.Struct, frozen=True, kw_only=True):
     found_ms: int = 0
 
     def error(self, directory: str) -> DamagedRange:
-        """Return the error that a reader gets; `directory` is the log's."""
+        """Return the error that a reader of this range gets; `directory` is the log's, for its text."""
         return DamagedRange(
             first_index=self.first_index,
             last_index=self.last_index,
@@ -54,9 +54,9 @@ class Damage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sealed(msgspec.Struct, frozen=True, kw_only=True):
-    """A sealed segment that was read to its end, and the SHA-256 of its bytes (empty if any were damaged).
+    """The record that a sealed segment was verified, with the SHA-256 of its bytes (b"" if any are damaged).
 
-    On every replica where its last entry has this index and term, the segment has the same bytes.
+    On every replica on which its last entry has this index and term, the segment has the same bytes.
     """
 
     last_index: int
@@ -67,7 +67,10 @@ class Sealed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Unsealed(msgspec.Struct, frozen=True, kw_only=True):
-    """The verified part of the active segment, and when it was verified. `segment` is its first index."""
+    """The record that the active segment was verified up to entry `last_index`.
+
+    `segment` is the first index of that segment.
+    """
 
     segment: int
     last_index: int
@@ -110,14 +113,14 @@ class Quarantine:
         return iter(tuple(self._damages))
 
     def at(self, index: int) -> Damage | None:
-        """Return the damage that holds an entry, or None."""
+        """Return the damaged range that includes entry `index`; None if that entry is not damaged."""
         place = bisect_right(self._firsts, index) - 1
         if place < 0 or self._damages[place].last_index < index:
             return None
         return self._damages[place]
 
     def intact_up_to(self, index: int, last_index: int) -> int:
-        """Return the last entry before the next damaged one after `index`, but at most `last_index`.
+        """Return the index up to which all entries from `index` on are intact, but at most `last_index`.
 
         The entry at `index` itself must be intact.
         """
@@ -125,9 +128,9 @@ class Quarantine:
         return min(last_index, self._firsts[place] - 1) if place < len(self._firsts) else last_index
 
     def add(self, damage: Damage) -> bool:
-        """Record a damaged range; return False if one that is recorded covers it.
+        """Record a damaged range; return False if a recorded range covers it already.
 
-        It replaces all recorded ranges that it overlaps.
+        The new range replaces all recorded ranges with which it overlaps.
         """
         known = self.at(damage.first_index)
         if known is not None and known.last_index >= damage.last_index:
@@ -141,11 +144,11 @@ class Quarantine:
         return True
 
     def clear(self, index: int) -> None:
-        """Remove the damaged range that holds an entry, if there is one."""
+        """Remove the damaged range that includes entry `index`, if there is one."""
         self._keep([each for each in self._damages if not each.first_index <= index <= each.last_index])
 
     def truncate(self, index: int) -> None:
-        """Remove what is recorded of entry `index` and all after it."""
+        """Remove the records about entry `index` and all after it, because the log was truncated there."""
         if self._damages:
             self._keep([each for each in self._damages if each.first_index < index])
         for first in [first for first, sealed in self.sealed.items() if sealed.last_index >= index]:
@@ -154,7 +157,7 @@ class Quarantine:
             self.unsealed = None
 
     def trim_before(self, index: int) -> None:
-        """Remove what is recorded of entries up to `index`, which is included."""
+        """Remove the records about entries up to and including `index`, because they were trimmed."""
         if self._damages:
             self._keep([each for each in self._damages if each.last_index > index])
         for first in [first for first, sealed in self.sealed.items() if sealed.last_index <= index]:
@@ -163,7 +166,7 @@ class Quarantine:
             self.unsealed = None
 
     def forget_verified(self, first_index: int) -> None:
-        """Remove a segment from the verified ones: it has changed since."""
+        """Remove the record that a segment was verified, because the segment has changed since."""
         self.sealed.pop(first_index, None)
         if self.unsealed is not None and self.unsealed.segment == first_index:
             self.unsealed = None
@@ -177,9 +180,9 @@ class Quarantine:
         return msgspec.msgpack.encode(_Notes(self._damages, self.sealed, self.unsealed))
 
     def load(self, disk: Disk, directory: str) -> str | None:
-        """Load the document of a log's directory; return None, or why it cannot be read.
+        """Load the document in a log's directory; return None, or the reason why it cannot be read.
 
-        What an unreadable document recorded is lost. That costs only time: reads and the scrubber find the
+        The content of an unreadable document is lost. That costs only time: reads and the scrubber find the
         damage again.
         """
         try:
@@ -193,5 +196,5 @@ class Quarantine:
 
 
 def document(disk: Disk, directory: str) -> Document:
-    """Return the document in which a log's damage is recorded."""
+    """Return the document in a log's `directory` in which the log's damage is recorded."""
     return Document(disk, directory, _NAME)

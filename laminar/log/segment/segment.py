@@ -37,10 +37,10 @@ _GUESSES = 4
 
 
 class IndexNotCached(Exception):
-    """The wanted index rows are not in memory: load chunk `number` of `segment`, and ask again.
+    """The wanted index rows are not in memory: read chunk `number` of `segment`, then repeat the lookup.
 
-    `Segment.load` does both here; to read in another thread, pass `Segment.chunk` to `load_chunk` there, and
-    the result to `Segment.loaded`.
+    `Segment.load` reads the chunk in the loop's thread. To read it in another thread, call `load_chunk` there
+    with the result of `Segment.chunk`, and pass the rows to `Segment.loaded`.
     """
 
     def __init__(self, segment: Segment, number: int) -> None:
@@ -50,7 +50,10 @@ class IndexNotCached(Exception):
 
 
 def _slot_of_offset(rows: Buffer, offset: int) -> int:
-    """Return the slot of the first of these rows whose records end after `offset`; there must be one."""
+    """Return the number (from 0) of the first of these rows whose records end after `offset`.
+
+    There must be such a row.
+    """
     count = len(rows) // ROW_SIZE
     first = row_offset(rows, 0)
     span = row_next_offset(rows, count - 1) - first
@@ -63,10 +66,10 @@ def _slot_of_offset(rows: Buffer, offset: int) -> int:
 
 
 class Segment:
-    """A segment as the loop knows it: its `size` in bytes, and its last rows in `tail`.
+    """A segment as the loop knows it: its `size` in bytes, and its index rows.
 
-    `tail` has at least one row, except before the first entry is added. `held_from` is the slot of its
-    first row; the rows before that one are in the index file.
+    `tail` has the last rows, at least one, except before the first entry is added. `held_from` is the number
+    (from 0) of the first of them; the rows before that one are in the index file.
     """
 
     __slots__ = (
@@ -100,7 +103,7 @@ class Segment:
         self.compared_chunks: set[int] = set()
 
     def hold(self, rows: Buffer, *, held_from: int = 0) -> None:
-        """Set the rows in memory to `rows`, which follow `held_from` others in the index file."""
+        """Set the rows in memory to `rows`, and the size to fit; `held_from` rows before are in the file."""
         self.tail = bytearray(rows)
         self.held_from = held_from
         last = self.last_row
@@ -133,14 +136,14 @@ class Segment:
 
     @property
     def covered(self) -> Covered:
-        """The segment as a key index of it names it, while nothing is appended to it."""
+        """The identity of the sealed segment, as its key index must name it to be valid."""
         return Covered(
             *(self.file.log_id, self.first_index, self.last_index, self.last_term),
             *(self.first_offset, self.next_offset, self.size),
         )
 
     def rows_at(self, slot: int) -> tuple[Buffer, int]:
-        """Return rows in memory, and the place of the row of `slot` among them.
+        """Return a buffer of rows in memory that has the row of `slot`, and that row's number in the buffer.
 
         Raises:
             IndexNotCached: The row is not in memory.
@@ -156,16 +159,19 @@ class Segment:
         return chunk, place
 
     def index_entry_nowait(self, index: int) -> IndexEntry:
-        """Return the index entry of an entry.
+        """Return the unpacked index row of entry `index`.
 
         Raises:
-            IndexNotCached: It is not in memory.
+            IndexNotCached: The row is not in memory.
         """
         rows, place = self.rows_at(index - self.first_index)
         return unpack_row(rows, place, index)
 
     def rows(self, first_index: int, last_index: int) -> Iterator[IndexEntry]:
-        """Yield the index entries of a range. Raises `IndexNotCached` at one that is not in memory."""
+        """Yield the unpacked index rows of the entries from `first_index` to `last_index`, both included.
+
+        Raises `IndexNotCached` at a row that is not in memory.
+        """
         index = first_index
         while index <= last_index:
             rows, place = self.rows_at(index - self.first_index)
@@ -174,10 +180,12 @@ class Segment:
                 index += 1
 
     def frame_rows(self, first_index: int, last_index: int) -> Iterator[tuple[int, int, int, int]]:
-        """Yield (term, position, size, kind) of a range, without an object for each row.
+        """Yield the rows of a range of entries, each as (term, position, size, kind).
+
+        Both ends are included. This is faster than `rows`, which makes an object for each row.
 
         Raises:
-            IndexNotCached: One is not in memory.
+            IndexNotCached: A row is not in memory.
         """
         index = first_index
         while index <= last_index:
@@ -187,7 +195,7 @@ class Segment:
             index += count
 
     def index_entry(self, index: int) -> IndexEntry:
-        """Return the index entry of an entry; may read the index file.
+        """Return the unpacked index row of entry `index`; may wait for a read of the index file.
 
         Raises:
             DiskError: The file cannot be read.
@@ -199,11 +207,11 @@ class Segment:
             return self.index_entry_nowait(index)
 
     def term(self, index: int) -> int:
-        """Return the term of an entry (0: unknown); may read the index file."""
+        """Return the term of an entry (0: unknown); may wait for a read of the index file."""
         return self.index_entry(index).term
 
     def chunk(self, number: int) -> Chunk:
-        """Return the description of a chunk, as a thread needs it to read the rows."""
+        """Return the description of chunk `number`, with which another thread can read the rows."""
         count = min(CHUNK_ROWS, self.held_from - number * CHUNK_ROWS)
         assert count > 0, f"chunk {number} of {self.file.path}, which holds {self.held_from} rows"
         return Chunk(self.file, number, count, self.truncations, self.last_index, self.size, self.next_offset)
@@ -218,7 +226,7 @@ class Segment:
         return rows
 
     def load(self, number: int) -> None:
-        """Read a chunk in this thread; rows whose checksum fails are rebuilt.
+        """Read a chunk of rows into the cache, in this thread; damaged rows are rebuilt from the frames.
 
         Raises:
             DiskError: The files cannot be read.
@@ -232,13 +240,13 @@ class Segment:
             self.file.rows_cache.put(self.file, chunk.number, rows)
 
     def run(self, first_index: int, last_index: int, wanted: Callable[[Buffer, int], int]) -> tuple[int, int]:
-        """Return the first entry whose row is `wanted`, and the entry after the wanted ones that follow it.
+        """Return the first run of entries whose rows are `wanted`: (its first index, index after its last).
 
-        If none is wanted, both are the entry after the last one examined. Only rows that lie together in
-        memory are examined: so if that entry is not above `last_index`, ask again from it.
+        If no row is wanted, both are the index after the last entry examined. Only rows that lie together in
+        memory are examined: so if both are the same and not above `last_index`, call it again from there.
 
         Raises:
-            IndexNotCached: The first row is not in memory.
+            IndexNotCached: The row of `first_index` is not in memory.
         """
         rows, place = self.rows_at(first_index - self.first_index)
         limit = min(len(rows) // ROW_SIZE, place + last_index - first_index + 1)
@@ -251,10 +259,10 @@ class Segment:
         return first_index + slot - place, first_index + end - place
 
     def index_of_offset(self, offset: int) -> int:
-        """Return the entry that holds the record at `offset` of this segment.
+        """Return the index of the entry that holds the record at `offset`, which must be in this segment.
 
         Raises:
-            IndexNotCached: Rows needed are not in memory.
+            IndexNotCached: Rows that are needed are not in memory.
         """
         low_offset, high_offset = self.first_offset, row_offset(self.tail, 0)
         if offset >= high_offset:
@@ -289,14 +297,14 @@ class Segment:
     def frame_of_offset(
         self, offset: int, end_offset: int
     ) -> tuple[int, tuple[int, int, int, int, int]] | None:
-        """Return the entry that holds the record at `offset`, and its `unpack_frame_row` values.
+        """Return the index of the entry with the record at `offset`, and what `unpack_frame_row` has of it.
 
-        None if no entry of this segment holds it. `end_offset` is the offset after the segment's records.
-        For reads of single records it is faster than `index_of_offset`: it computes one row, which is the
-        right one where batches hold about the same number of records, and searches only if it is not.
+        None if no entry of this segment holds the record. `end_offset` is the offset after the segment's
+        records. For reads of single records this is faster than `index_of_offset`: it first guesses the row,
+        which is right if all batches have about the same number of records, and searches only if it is not.
 
         Raises:
-            IndexNotCached: Rows needed are not in memory.
+            IndexNotCached: Rows that are needed are not in memory.
         """
         first_offset = self.first_offset
         count = self.held_from + len(self.tail) // ROW_SIZE
@@ -313,7 +321,7 @@ class Segment:
         return (index, found) if found[1] <= offset else None
 
     def _whole_chunk(self, number: int) -> Buffer:
-        """Return all rows of a chunk that the file holds."""
+        """Return all rows of chunk `number`, from the cache or the page cache."""
         return self.rows_at(min((number + 1) * CHUNK_ROWS, self.held_from) - 1)[0]
 
     def is_unverified(self, index: int) -> bool:
@@ -322,11 +330,11 @@ class Segment:
         return slot < self.held_from and slot // CHUNK_ROWS not in self.compared_chunks
 
     def suspect(self, row: IndexEntry) -> Chunk:
-        """Return the chunk that holds a row, to be checked against the frames (`check_chunk`)."""
+        """Return the chunk that holds `row`, which may be wrong: `check_chunk` compares it with the frame."""
         return self.chunk((row.index - self.first_index) // CHUNK_ROWS)
 
     def verified(self, chunk: Chunk, rows: bytes | None) -> None:
-        """Count a chunk as checked; `rows` are the rebuilt ones, None if the chunk was right."""
+        """Note that a chunk was compared with the frames; `rows` are rebuilt ones, None if it was right."""
         if chunk.truncations == self.truncations:
             self.compared_chunks.add(chunk.number)
             if rows is not None:
@@ -340,7 +348,7 @@ class Segment:
             self.evict_entries()
 
     def evict_entries(self) -> None:
-        """Release rows that the index file holds."""
+        """Drop rows from memory that the index file has, except the last ones."""
         if self.file.truncations != self.truncations:
             return  # the file still holds rows that were cut
         kept = min(self.file.rows_written, self.count - _TAIL_ROWS)
@@ -349,7 +357,7 @@ class Segment:
             self.held_from = kept
 
     def replace_rows(self, index: int, rows: bytes) -> None:
-        """Replace the rows of the entries from `index` on; the index file has the new ones already."""
+        """Replace rows in memory, from entry `index` on, by those that a repair wrote to the index file."""
         slot = index - self.first_index
         for number in range(slot // CHUNK_ROWS, (slot + len(rows) // ROW_SIZE - 1) // CHUNK_ROWS + 1):
             self.file.rows_cache.drop(self.file, number)

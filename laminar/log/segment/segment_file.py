@@ -43,12 +43,16 @@ def index_name(first_index: int) -> str:
 
 
 def index_head(first_index: int, log_id: int) -> bytes:
-    """Return the head of an index file."""
+    """Return the bytes of an index file's head, which names the segment and its log."""
     return _INDEX_HEAD.pack(_INDEX_MAGIC, _INDEX_VERSION, ROW_SIZE, first_index, log_id)
 
 
 class SegmentFile:
-    """The files of one segment. Methods that change them are for the writer's thread by default."""
+    """The data file, index file and key index of one segment, and every access to them.
+
+    Methods that change the files are for the segment writer's thread, unless their docstring says "any
+    thread".
+    """
 
     __slots__ = (
         "_data",
@@ -101,7 +105,7 @@ class SegmentFile:
 
     @property
     def log_id(self) -> int:
-        """The id of the log that it is a segment of."""
+        """The id of the log to which the segment belongs."""
         return self._log_id
 
     @property
@@ -110,21 +114,21 @@ class SegmentFile:
         return os.path.join(self.directory, key_index_name(self.first_index))
 
     def open_key_index(self) -> File:
-        """Return the key index, opened for this call. Any thread.
+        """Open the file of the key index and return it; its last reference closes it. Any thread.
 
         Raises:
-            DiskError: It is missing, or cannot be opened.
+            DiskError: The file is missing, or cannot be opened.
         """
         return self._resources.files.disk.open(self.key_index_path)
 
     def install_key_index(self, path: str, *, truncations: int) -> bool:
-        """Rename a key index that is durable at `path` to its place. Any thread.
+        """Rename the file at `path`, a new key index that is durable, to the segment's key index. Any thread.
 
-        Nothing is done, and False returned, if the segment was removed, or its `truncations` are not the
-        given number any more.
+        Nothing is done, and False returned, if the segment was removed, or was truncated since the key index
+        was begun: `truncations` is the segment's number of truncations at that time.
 
         Raises:
-            DiskError: It cannot be renamed.
+            DiskError: The file cannot be renamed.
         """
         with self._lock:
             if self.truncations != truncations or not self._exists:
@@ -133,7 +137,7 @@ class SegmentFile:
             return True
 
     def remove_key_index(self) -> None:
-        """Remove the key index, if there is one, because it is wrong or not wanted. Any thread."""
+        """Delete the key index, if there is one, because it is damaged or not needed any more. Any thread."""
         with self._lock:
             self._resources.files.disk.unlink(self.key_index_path)
 
@@ -144,7 +148,7 @@ class SegmentFile:
 
     @property
     def opened(self) -> File | None:
-        """The data file if it is open; never blocks."""
+        """The data file if it is open at the moment, else None; never blocks."""
         data = self._data
         data.used = True
         return data.file
@@ -163,7 +167,7 @@ class SegmentFile:
             return 0
 
     def make_missing(self) -> None:
-        """Make an empty data file if it is missing, for a repair to fill."""
+        """Make an empty data file if it is missing, so that a repair can write the lost entries into it."""
         if not self._resources.files.disk.exists(self.path):
             self._make()
 
@@ -175,8 +179,8 @@ class SegmentFile:
     def write(self, position: int, frames: list[Buffer], rows: list[bytes], writeback_bytes: int) -> None:
         """Write frames at `position`, the end of the data file, and remember their rows for the index file.
 
-        Writeback begins after each `writeback_bytes`. If it fails for lack of disk space it may be called
-        again with the same arguments.
+        After each `writeback_bytes` the kernel is asked to begin writing them to the disk. If this method
+        fails because the disk is full, it may be called again with the same arguments.
         """
         if len(self._rows) >= _ROWS_AT_ONCE:
             self._write_rows()
@@ -208,7 +212,7 @@ class SegmentFile:
             self._index_made = True
 
     def truncate(self, position: int, rows: int) -> None:
-        """Keep the first `rows` rows and the bytes below `position`."""
+        """Cut the data file at `position` and the index file after `rows` rows."""
         if self._exists:
             self._data.truncate(position)
             self._write_rows()
@@ -221,11 +225,11 @@ class SegmentFile:
             self.truncations += 1
 
     def holds_rows(self, rows: int) -> None:
-        """Set the number of valid rows in the index file, as recovery found it; the next row follows them."""
+        """Set the number of valid rows that recovery found in the index file; new rows follow these."""
         self.rows_written = rows
 
     def rewrite_index(self, rows: Buffer) -> None:
-        """Write the whole index file again, with `rows`."""
+        """Replace the content of the index file by `rows`, the packed rows of all entries."""
         with self._lock:
             self._index_made = False
             self._make_index()
@@ -234,7 +238,7 @@ class SegmentFile:
             self.rows_written = len(rows) // ROW_SIZE
 
     def read_head(self) -> bytes:
-        """Return the head of the index file; shorter if the file is missing or short."""
+        """Return the bytes of the index file's head; fewer if the file is missing or too short."""
         try:
             return bytes(self._index.open().pread(INDEX_HEAD_SIZE, 0))
         except DiskError as error:
@@ -243,7 +247,10 @@ class SegmentFile:
             return b""
 
     def read_rows(self, slot: int, count: int) -> bytes:
-        """Return rows as the index file has them; fewer if it is missing or short. Any thread."""
+        """Return `count` rows from `slot` on, as the index file has them, unchecked. Any thread.
+
+        They are fewer if the file is missing or too short.
+        """
         try:
             return bytes(self._index.open().pread(count * ROW_SIZE, INDEX_HEAD_SIZE + slot * ROW_SIZE))
         except DiskError as error:
@@ -252,7 +259,7 @@ class SegmentFile:
             return b""
 
     def read_rows_nowait(self, slot: int, count: int) -> Buffer | None:
-        """Return all these rows from the page cache; None if a thread must read them."""
+        """Return `count` rows from `slot` on if all are in the page cache, else None: use a thread then."""
         index = self._index
         index.used = True
         file = index.file
@@ -266,7 +273,8 @@ class SegmentFile:
     def mend_rows(self, slot: int, rows: bytes, *, truncations: int) -> None:
         """Write rebuilt rows to the index file, from `slot` on. Any thread.
 
-        Nothing is written if the segment was removed, or its `truncations` are not the given number any more.
+        Nothing is written if the segment was removed, or was truncated since the rows were read:
+        `truncations` is the segment's number of truncations at that time.
         """
         with self._lock:
             if self.truncations == truncations and self._exists:
@@ -276,7 +284,7 @@ class SegmentFile:
                 self._index.pwritev([rows], INDEX_HEAD_SIZE + slot * ROW_SIZE)
 
     def repair(self, position: int, frame: Buffer, slot: int, rows: bytes) -> None:
-        """Write an intact frame over a damaged one, and the rows from `slot` on; durable on return."""
+        """Write an intact frame over a damaged one, and its index rows from `slot` on; durable on return."""
         counted_on = self._data.unsynced
         self._data.pwritev([frame], position)
         self._sync_now(self._data, counted_on=counted_on)
@@ -290,8 +298,9 @@ class SegmentFile:
     def _sync_now(self, handle: Handle, *, counted_on: bool) -> None:
         """Sync one file after a write.
 
-        `counted_on`: before that write the file held unsynced data, on which a checkpoint will rely. The disk
-        reports a failure only once, so it is then kept for the checkpoint's own `sync` to raise.
+        `counted_on` tells that the file held unsynced data before that write, on which a checkpoint will
+        rely. The disk reports a failure only once, so the error is then kept, and the checkpoint's own `sync`
+        raises it again.
         """
         with self._sync_lock:
             try:
@@ -309,9 +318,9 @@ class SegmentFile:
         return self._exists and self._data.unsynced
 
     def prepare_sync(self) -> None:
-        """Write all rows to the file, so that a sync covers them. The segment writer's thread.
+        """Write all rows in memory to the index file, so that `sync`, called next, covers them.
 
-        `sync` may follow in another thread.
+        The segment writer's thread; `sync` may run in another one.
         """
         if self._exists:
             self._write_rows()
@@ -319,20 +328,20 @@ class SegmentFile:
 
     @property
     def exists(self) -> bool:
-        """Whether it has files: they were made, and not removed since."""
+        """Whether the segment has files: they were made, and not removed since."""
         return self._exists
 
     def sync(self) -> None:
-        """Make everything written before `prepare_sync` durable (for names, see the directory).
+        """Make everything written before `prepare_sync` durable, except the files' names in the directory.
 
         It may run beside the writer's thread, which may remove the files meanwhile: then there is nothing
         to sync. Every call after a failed one fails too. Written files stay open until they are synced,
-        as the sync of a file that was opened again may not report an error from before.
+        because the sync of a file that was closed and opened again may not report an earlier error.
         """
         self._sync_handles(self._data, self._index)
 
     def sync_data(self) -> None:
-        """Do what `sync` does for the data file alone, which need not stay open then."""
+        """Sync the data file alone, as `sync` does, so that the file need not stay open any more."""
         self._sync_handles(self._data)
 
     def _sync_handles(self, *handles: Handle) -> None:
@@ -351,7 +360,7 @@ class SegmentFile:
                 raise
 
     def remove(self) -> None:
-        """Unlink all files. Open ones stay readable until their last reader releases them."""
+        """Delete all files of the segment. An open file stays readable until its last reader releases it."""
         # First, as a concurrent sync may find the files missing from here on.
         self._exists = False
         self._removals += 1
@@ -367,7 +376,7 @@ class SegmentFile:
         self.rows_written = 0
 
     def forget(self) -> None:
-        """Release both files: they are unlinked or in the trash, and will not be synced."""
+        """Release both files without closing them: they are deleted or in the trash, and need no sync."""
         self._exists = False
         self._removals += 1
         self._data.forget()
@@ -381,9 +390,10 @@ class SegmentFile:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Chunk `number` of an index file, with `count` rows, described for a thread that reads or rebuilds it.
+    """A chunk (some consecutive rows) of an index file: what a thread needs to read or rebuild the rows.
 
-    The rest describes the whole segment at that moment: `truncations` is how often it had been truncated,
+    `number` is the chunk's number in the file, `count` the number of its rows. The other attributes describe
+    the whole segment at the time of the request: `truncations` is how often it had been truncated,
     `last_index` its last entry, `size` the bytes of its frames, `next_offset` the offset after its records.
     """
 
@@ -397,10 +407,10 @@ class Chunk:
 
     @property
     def slot(self) -> int:
-        """Slot of its first row."""
+        """Number of the chunk's first row in the index file, from 0."""
         return self.number * CHUNK_ROWS
 
     @property
     def first_index(self) -> int:
-        """Index of its first row's entry."""
+        """Raft index of the entry of the chunk's first row."""
         return self.file.first_index + self.slot

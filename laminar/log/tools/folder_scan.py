@@ -36,7 +36,10 @@ _SEGMENT = re.compile(r"(\d{20})\.(?:log|index|find)")
 
 @dataclass(slots=True, kw_only=True)
 class SegmentPlace:
-    """A segment's files, and their sizes in bytes; None: that file is missing."""
+    """The place of a segment: its directory, first index, and the sizes of its files in bytes.
+
+    A size is None if that file is missing.
+    """
 
     directory: str
     first_index: int
@@ -62,10 +65,10 @@ class SegmentPlace:
 
 @dataclass(slots=True, kw_only=True)
 class LogPlace:
-    """One log, by its directory's name, and by the checkpoint and manifest of its store directory.
+    """One log that was found: its directory, and what the checkpoint and the manifest say about it.
 
     `log_id` is None if the directory's name does not tell it. `state` is None if no checkpoint names the log,
-    `entry` if no manifest does. `segments` are in order.
+    and `entry` is None if no manifest does. `segments` are in order.
     """
 
     directory: str
@@ -80,9 +83,9 @@ class LogPlace:
 class StorePlace:
     """The store directory of a shard, a controller or a folder of logs.
 
-    `live`: a process has it open. `checkpoint` is None if no copy of it is whole. `entries` are those of the
-    manifest, none if no copy of that is whole. `known`: the manifest names all replicas that were here; False
-    if it was lost and begun again.
+    `live` is set if a process has it open. `checkpoint` is None if no copy of the checkpoint is whole.
+    `entries` are those of the manifest; the list is empty if no copy of the manifest is whole. `known` is
+    False if the manifest was lost and begun again, so that it may lack replicas.
     """
 
     directory: str
@@ -94,9 +97,10 @@ class StorePlace:
 
 @dataclass(slots=True, kw_only=True)
 class Folder:
-    """The kind ("node", "logs", "log" or "segment") and content of a path. `live`: a process has it open.
+    """What was found at a path: its kind ("node", "logs", "log" or "segment"), and its content.
 
-    `lock` is the path of the lock file that such a process holds; None for a log outside of such a folder.
+    `live` is set if a process has the folder open. `lock` is the path of the lock file that such a process
+    holds; None for a log that lies outside of a node's folder and of a folder of logs.
     """
 
     path: str
@@ -108,11 +112,11 @@ class Folder:
 
 
 def scan_folder(disk: ReadOnlyDisk, path: str) -> Folder:
-    """Return the kind of `path`, and its content.
+    """Return what is at `path`: its kind, and the store directories, logs and segments in it.
 
     Raises:
-        NotALogFolder: It is neither a node's folder, a folder of logs, a log nor a segment.
-        DiskError: It cannot be read.
+        NotALogFolder: The path is neither that of a node's folder, a folder of logs, a log nor a segment.
+        DiskError: A directory or document cannot be read.
     """
     if not disk.exists(path):
         raise NotALogFolder(f"{path}: there is no such file or folder")
@@ -152,7 +156,7 @@ def _of_logs(disk: ReadOnlyDisk, path: str) -> Folder:
 
 
 def _of_log(disk: ReadOnlyDisk, path: str) -> Folder:
-    """Return one log, with what the folder around it says of it, if it lies in a folder of logs."""
+    """Return one log; if it lies in a node's folder or a folder of logs, with its state from there."""
     around = os.path.dirname(os.path.dirname(path))
     try:
         outer = scan_folder(disk, around) if around not in ("", path) else None
@@ -188,9 +192,9 @@ def _store(disk: ReadOnlyDisk, directory: str) -> StorePlace:
 
 
 def newest(disk: ReadOnlyDisk, directory: str, name: str) -> bytes | None:
-    """Return the payload of the newest whole copy of a document, or None.
+    """Return the payload of the newest whole copy of a document; None if no copy is whole.
 
-    It is tried again if a copy disappears while it is read, as a process may be replacing the document.
+    If a copy disappears while it is read, it is read again: a process may be replacing the document.
     """
     for _ in range(10):
         try:
@@ -241,7 +245,7 @@ def _log(disk: ReadOnlyDisk, directory: str) -> LogPlace:
 
 
 def size_of(disk: ReadOnlyDisk, path: str) -> int | None:
-    """Return the bytes in a file; None if it does not exist (any more)."""
+    """Return the size of a file in bytes; None if the file does not exist (any more)."""
     try:
         file = disk.open(path)
     except DiskError as error:

@@ -26,12 +26,12 @@ Description = dict[str, Any]
 def inspect(path: str, *, disk: ReadOnlyDisk | None = None) -> Description:
     """Return a report on the folder as plain values, ready to be encoded as JSON.
 
-    Times are in ms since the epoch, sizes in bytes; None where a number is not known. `live`: a process has
-    the folder open, so the numbers may be of different moments.
+    Times are in ms since the epoch, sizes in bytes; a number that is not known is None. `live` in the report
+    tells that a process has the folder open, so that the numbers may be of different moments.
 
     Raises:
-        NotALogFolder: It is no folder of logs.
-        DiskError: It cannot be read.
+        NotALogFolder: The path is not that of a folder of logs, a log or a segment.
+        DiskError: A file cannot be read.
     """
     disk = disk or ReadOnlyDisk()
     folder = scan_folder(disk, os.path.abspath(path))

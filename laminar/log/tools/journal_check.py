@@ -31,9 +31,10 @@ from laminar.log.segment.index_rebuild import read_damaged
 
 @dataclass(frozen=True, slots=True)
 class JournalFinding:
-    """Wrong bytes of a file: `size` of them from `position` on (0: they are missing), described by `what`.
+    """A fault of the journal: `size` wrong bytes of a file from `position` on, described by `what`.
 
-    `note`: they may be without meaning, so that nothing is lost.
+    A `size` of 0 means that bytes are missing there. With `note` the bytes may be unused, so that nothing is
+    lost.
     """
 
     file: str
@@ -79,7 +80,7 @@ def check_journal(disk: Disk, store: str, checkpoint: Checkpoint) -> Iterator[Jo
 def _check_end_mark(
     disk: Disk, store: str, checkpoint: Checkpoint, lsn: int | None
 ) -> Iterator[JournalFinding]:
-    """Check the end mark, and whether the journal reaches as far as it says."""
+    """Check the end mark, and whether the journal reaches as far as the mark says."""
     path = os.path.join(store, NAME)
     for number, slot in enumerate(read_slots(disk, store)):
         end = decode_end(slot)

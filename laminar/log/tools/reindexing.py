@@ -27,7 +27,11 @@ _NEW = ".new"
 
 
 class Reindexed(msgspec.Struct, frozen=True, kw_only=True):
-    """The result for one index file: its rows, those of unreadable frames, and whether it changed."""
+    """The result for one index file.
+
+    `rows` is the number of its rows, `unknown` the number of those whose entries could not be identified, and
+    `changed` tells whether the file was replaced.
+    """
 
     file: str
     rows: int
@@ -38,13 +42,13 @@ class Reindexed(msgspec.Struct, frozen=True, kw_only=True):
 def reindex(
     path: str, *, disk: Disk | None = None, progress: Callable[[int], None] = lambda size: None
 ) -> list[Reindexed]:
-    """Rebuild the indexes of a folder, a log or a segment. Blocks; takes the folder's lock.
+    """Rebuild the indexes of a folder, a log or a segment, and return the results. Blocks; takes the lock.
 
     `progress` is called after each segment with its size in bytes.
 
     Raises:
-        FolderInUse: A process has it open.
-        NotALogFolder: It is no folder of logs.
+        FolderInUse: A process has the folder open.
+        NotALogFolder: The path is not that of a folder of logs, a log or a segment.
         DiskError: A file cannot be read or written; indexes that were not done yet are unchanged.
     """
     disk = disk or RealDisk()
@@ -89,7 +93,7 @@ def _locked(disk: Disk, folder: Folder) -> Iterator[None]:
 def _reindex(disk: Disk, log: LogPlace, place: SegmentPlace, offset: int) -> tuple[Reindexed, int]:
     """Rebuild a segment's index; return the result and the offset after its last entry.
 
-    `offset` is that after the segment before, which counts if the first header is damaged.
+    `offset` is the offset after the segment before; it is used if the first header is damaged.
     """
     stored = b"" if place.index_size is None else _read(disk, place.index_path)
     if log.log_id is not None:

@@ -45,10 +45,11 @@ Progress = Callable[[int], None]
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """Wrong bytes of a file: `size` of them from `position` on (0: they are missing), described by `what`.
+    """A fault that was found: `size` wrong bytes of a file from `position` on, described by `what`.
 
-    `severity` is "damage", or "note" for what the next start corrects by itself or what has no meaning.
-    `first_offset` and `next_offset` are those of the damaged records; None if they are not known.
+    A `size` of 0 means that bytes are missing there. `severity` is "damage", or "note" for a fault that the
+    next start corrects by itself or that has no consequence. `first_offset` and `next_offset` are those of
+    the damaged records; None if they are not known.
     """
 
     file: str
@@ -63,8 +64,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 class Verified(msgspec.Struct, kw_only=True):
     """The result of a verification: its findings, and the number of files and bytes that were read.
 
-    `unverified` has a line for each part that was not verified, with the reason. `live`: a process has the
-    folder open.
+    `unverified` has a line for each part that was not verified, with the reason. `live` is set if a process
+    has the folder open.
     """
 
     path: str
@@ -84,7 +85,10 @@ class Verified(msgspec.Struct, kw_only=True):
 
     @property
     def verdict(self) -> Literal["damaged", "whole", "in part", "nothing"]:
-        """The verdict; without damage "in part" if not all was read, "nothing" if no segment was."""
+        """The result in a word: "damaged" if there is damage, "whole" if everything was read and is intact.
+
+        If parts could not be verified it is "in part", or "nothing" if no segment was read.
+        """
         if self.damaged:
             return "damaged"
         if not self.unverified:
@@ -94,7 +98,10 @@ class Verified(msgspec.Struct, kw_only=True):
 
 @dataclass(slots=True)
 class _Chain:
-    """The last entry that was read of a log, and the offset after it; None if unknown, as after a gap."""
+    """The last entry of a log that was read, with which the next frame is compared.
+
+    `offset` is the offset after the entry. A value is None if it is unknown, as after a gap.
+    """
 
     index: int | None = None
     term: int | None = None
@@ -123,7 +130,7 @@ def total_bytes(path: str, *, disk: ReadOnlyDisk | None = None) -> int:
 def verify(
     path: str, *, disk: ReadOnlyDisk | None = None, progress: Progress = lambda size: None
 ) -> Verified:
-    """Read everything and return the findings. Blocks.
+    """Verify every byte of a folder of logs, a log or a segment; return the result. Blocks.
 
     `progress` is called with the number of bytes read since its last call. Raises as `inspect` does.
     """
@@ -218,9 +225,10 @@ class _Verification:
                 self._found(path, 0, 0, f"the {name} has one copy instead of two", severity=severity)
 
     def _copies(self, document: Document) -> list[tuple[int, str, bytes | str]]:
-        """Return the copies as `Document.copies` does.
+        """Return all copies of a document, in the form of `Document.copies`.
 
-        While a process has the folder open they are read again until all are whole, for a moment at most.
+        If a process has the folder open, and may be replacing the document, the copies are read again until
+        all are whole, for a moment at most.
         """
         for _ in range(_PATIENCE if self.folder.live else 1):
             try:
@@ -241,9 +249,9 @@ class _Verification:
     # Logs
 
     def _confirm_findings(self, log: LogPlace) -> None:
-        """Read a log again, and keep only the findings that are found again.
+        """Read a log with findings again, and keep only those that are found again.
 
-        The process that has it open may have changed what was read.
+        The process that has the log open may have changed the bytes while they were read.
         """
         for _ in range(_LOOKS):
             findings = {each for each in self.findings if os.path.dirname(each.file) == log.directory}
@@ -384,9 +392,9 @@ class _Verification:
         chain.offset = hole.row.next_offset if hole.row is not None else None
 
     def _follows(self, place: SegmentPlace, found: IntactFrame, chain: _Chain, severity: str) -> None:
-        """Check that an intact frame continues its log, and move `chain` to it.
+        """Check that an intact frame continues its log after `chain`, and set `chain` to its entry.
 
-        What disagrees becomes one finding.
+        All that does not fit becomes one finding.
         """
         header, row = found.header, found.row
         index = place.first_index if chain.index is None and row.position == 0 else chain.index
@@ -414,9 +422,9 @@ class _Verification:
     # Indexes
 
     def _key_index(self, log: LogPlace, place: SegmentPlace, chain: _Chain) -> None:
-        """Read a segment's key index; `chain` is at the end of the segment.
+        """Verify a segment's key index; `chain` names the last entry of the segment.
 
-        What is wrong with it is a note: the segment is scanned in its place, and it is built again.
+        A fault of it is only a note: searches then scan the segment, and the key index is built again.
         """
         self.files += 1
         self._read(place.key_index_size or 0)
@@ -475,7 +483,7 @@ class _Verification:
             self._found(place.index_path, position, ROW_SIZE, what, severity=severity)
 
     def _skip_rows(self, place: SegmentPlace, rows: memoryview, slot: int, count: int, hole: Gap) -> None:
-        """Check the rows of frames that cannot be read, by the rows' own checksums."""
+        """Check the index rows of frames that cannot be read: each row's own checksum must be right."""
         for each in range(slot, min(slot + count, len(rows) // ROW_SIZE)):
             if not row_is_whole(rows, each):
                 position = INDEX_HEAD_SIZE + each * ROW_SIZE

@@ -1,4 +1,4 @@
-"""Documents of access: tokens and certificates, their grants, and the principal of a request."""
+"""Documents about access: tokens and certificates, their grants, limits, and the principal of a request."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ PREFIX_PATTERN: Final = r"[A-Za-z0-9._-]{0,200}"
 
 
 class NewGrant(Request):
-    """A role on every name that begins with `prefix`; an empty prefix stands for every name."""
+    """A permission to give to a new token: `role` on every name that begins with `prefix`.
+
+    An empty prefix stands for every name.
+    """
 
     role: Role
     prefix: Annotated[str, Meta(pattern=f"^{PREFIX_PATTERN}\\Z")] = ""
@@ -37,14 +40,14 @@ class NewToken(Request):
 
 
 class Grant(Answer):
-    """A role on every name that begins with `prefix`."""
+    """A permission of a token: `role` on every name that begins with `prefix`; empty: on every name."""
 
     role: str
     prefix: str
 
 
 class Token(Answer):
-    """A token without its secret, or an accepted client certificate; `expires` is null without an end."""
+    """A token without its secret, or an accepted client certificate; `expires` is null if it never does."""
 
     id: str
     name: str
@@ -55,7 +58,7 @@ class Token(Answer):
 
 
 class CreatedToken(Answer):
-    """A new token: `token` is its text, which no other answer contains; null for a certificate."""
+    """A new token: `token` is its text, which no later answer contains; null for a certificate."""
 
     token: str | None
     id: str
@@ -67,7 +70,7 @@ class CreatedToken(Answer):
 
 
 class Tokens(Answer):
-    """All tokens, by name and time of creation."""
+    """All tokens and accepted certificates, in order of their names and times of creation."""
 
     tokens: list[Token]
 
@@ -78,9 +81,9 @@ Limit = Annotated[int, Meta(ge=1, le=MAX_NUMBER)]
 class NewLimits(Request):
     """Request to replace the limits of a principal; a limit that is left out is removed.
 
-    Rates and connections are those of one shard of a node. Cursors, uploads, and new producers and
-    idempotency keys in an hour are those of one partition; sinks and names of producers those of one
-    coordinator.
+    Rates and connections are limited on each shard of a node by itself. Cursors, uploads, and the new
+    producers and idempotency keys of an hour are limited in each partition; sinks and names of producers at
+    each transaction coordinator.
     """
 
     requests_per_s: Limit | None = None
@@ -97,7 +100,7 @@ class NewLimits(Request):
 
 
 class Limits(Answer):
-    """The limits of a principal; what is left out is unlimited."""
+    """The limits of a principal; a member that is left out is unlimited."""
 
     requests_per_s: Limit | UnsetType = UNSET
     bytes_in_per_s: Limit | UnsetType = UNSET
@@ -113,7 +116,10 @@ class Limits(Answer):
 
 
 class PrincipalLimits(Answer):
-    """The limits of a principal. With version 0 it has none of its own, and the limits of `*` apply."""
+    """The limits that apply to a principal.
+
+    With `version` 0 the principal has no limits of its own, and `limits` are those of `*`, the default.
+    """
 
     principal: str
     limits: Limits
@@ -121,13 +127,16 @@ class PrincipalLimits(Answer):
 
 
 class AllLimits(Answer):
-    """The limits of all principals that have some, by name; those of `*` apply to every other principal."""
+    """The limits of all principals that have limits of their own, by name.
+
+    Those of `*` apply to every other principal.
+    """
 
     principals: list[PrincipalLimits]
 
 
 class Usage(Answer):
-    """How many topics, partitions, channels and connections a principal has now."""
+    """How many topics, partitions, channels and connections a principal has now, for its limits on them."""
 
     topics: Count
     partitions: Count
@@ -137,7 +146,10 @@ class Usage(Answer):
 
 
 class WhoAmI(Answer):
-    """The principal of a request, `anonymous` where the node asks for none; its limits, and what it has."""
+    """The principal that sent the request, with its grants, its limits, and what it uses of them.
+
+    It is `anonymous` if the node asks for no tokens.
+    """
 
     principal: str
     grants: list[Grant]
@@ -148,9 +160,11 @@ class WhoAmI(Answer):
 
 
 class DatagramKey(Answer):
-    """The key with which a credential appends by datagram, in hexadecimal digits; null without one.
+    """The key with which the client of a token or certificate signs the datagrams by which it appends.
 
-    `credential` is empty if the node asks for no tokens. `minute` is now, in minutes since 1970.
+    `key` is in hexadecimal digits, and `credential` is the id of the token or certificate. If the node asks
+    for no tokens, the key is null and the credential empty. `minute` is the present time in minutes since
+    1970.
     """
 
     credential: str

@@ -1,4 +1,4 @@
-"""The cluster as operators see and change it: nodes, placement, operations, balance."""
+"""Documents for operators: nodes, the placement of partitions, operations, and the balance by load."""
 
 from __future__ import annotations
 
@@ -17,9 +17,12 @@ _Reason = Annotated[str, Meta(min_length=1, max_length=MAX_REASON)]
 
 
 class AdminNode(Answer):
-    """A node as operators see it: what it announces, what an operator set, and what it holds.
+    """A node as operators see it: what it announces, what an operator has set, and what is on it.
 
-    `version` is that of the last command, and its ETag. A member that is null is unknown at the moment.
+    `leads` and `catalog_voter` are null if they are unknown at the moment. While the node drains,
+    `drain_waits_for` has sentences on what is still on it, and `drain_blocked_by` on why that cannot end;
+    `safe_to_stop` tells that it is drained. `version` is that of the last command about the node, and the
+    ETag of this document.
     """
 
     node: str
@@ -50,7 +53,10 @@ class AdminNodes(Answer):
 
 
 class NodePatch(Request):
-    """A merge patch of a node (RFC 7396); null restores the value that the node announces."""
+    """Request to change a node's weight or zone, as a merge patch (RFC 7396).
+
+    Null restores the value that the node announces.
+    """
 
     weight: Annotated[float, Meta(ge=0, le=MAX_WEIGHT)] | UnsetType | None = UNSET
     zone: Annotated[str, Meta(max_length=MAX_REASON)] | UnsetType | None = UNSET
@@ -75,7 +81,7 @@ class NewPin(Request):
 
 
 class PlacementPin(Answer):
-    """A pin: these nodes hold the partition, whatever their rank is."""
+    """A pin: the partition's replicas are on these nodes, instead of those that placement would choose."""
 
     nodes: list[str]
     owner: str
@@ -83,13 +89,17 @@ class PlacementPin(Answer):
 
 
 class NewLeader(Request):
-    """The node that should lead a partition."""
+    """Request to make a node the leader of a partition."""
 
     node: str
 
 
 class PlacedReplica(Answer):
-    """A replica of a partition as the catalog records it."""
+    """A replica of a partition as the catalog records it.
+
+    `made` tells that the replica was created on its node. `lost` tells that its data are lost, and
+    `abandoned` that its group goes on without it for good.
+    """
 
     node: str
     replica: Count
@@ -99,7 +109,11 @@ class PlacedReplica(Answer):
 
 
 class PartitionPlacement(Answer):
-    """Where a partition is, and where it should be, as the catalog records it."""
+    """The placement of a partition as the catalog records it: `replicas` are, and `wanted` should be.
+
+    `leaving` are replaced replicas that are still members of the group. `pin` and `preferred_leader` are null
+    if there is none.
+    """
 
     topic: str
     partition: Count
@@ -114,11 +128,11 @@ class PartitionPlacement(Answer):
 
 
 class Operation(Answer):
-    """A change that is under way: the actual state differs from the one that the catalog wants.
+    """A change of placement that is in progress: the cluster differs from the state that the catalog wants.
 
-    `done` of `total` are partitions of the cluster that the node does not hold (drain), partitions with as
-    many replicas as asked for (replicas), nodes of the pin or of the wanted set that hold the partition
-    (pin, move), or replicas (join, leave).
+    `done` of `total` is its progress. It counts, by kind: partitions of the cluster that are not on the node
+    (drain); partitions with as many replicas as wanted (replicas); nodes of the pin or of the wanted set that
+    have the partition (pin, move); replicas (join, leave).
     """
 
     id: str
@@ -139,7 +153,7 @@ class OperationPage(Answer):
 
 
 class NodeLoad(Answer):
-    """A node's load. Rates are averages of about a minute."""
+    """The load of a node. Rates are averages over about a minute."""
 
     appended_bytes_per_s: float
     written_bytes_per_s: float
@@ -149,7 +163,11 @@ class NodeLoad(Answer):
 
 
 class NodeBalance(Answer):
-    """A node's load and score: the largest of its shares, that of `measure`. Null: not reported."""
+    """A node's load, and its score in the balance by load.
+
+    The score is the largest of the node's shares of the cluster's load; `measure` names the kind of load that
+    it is the share of. All three are null if the node has not reported.
+    """
 
     node: str
     weight: float
@@ -159,9 +177,11 @@ class NodeBalance(Answer):
 
 
 class Balance(Answer):
-    """The next step of the balance by load, or the one `done`, with the reason; `none`: why there is none.
+    """The next step of the balance by load, which moves leaders or replicas away from the most loaded node.
 
-    `threshold` and `hours` are the settings of the catalog's leader.
+    If `done` is true, the step was carried out just now. `because` is the reason for the step; if `move` is
+    `none`, it is the reason why there is no step. `threshold` and `hours` are settings of the catalog's
+    leader.
     """
 
     threshold: float
@@ -174,7 +194,7 @@ class Balance(Answer):
 
 
 class CancelledOperation(Answer):
-    """A cancelled operation: the former state is wanted again, and the planner undoes what was done."""
+    """A cancelled operation: the former placement is wanted again, and what was done is undone."""
 
     id: str
     state: Literal["cancelled"] = field(default="cancelled")

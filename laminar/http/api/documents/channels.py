@@ -21,7 +21,7 @@ class NewChannel(Request):
 
 
 class ChannelPatch(Request):
-    """A merge patch of a channel's settings (RFC 7396): null sets the default."""
+    """Request to change a channel's settings, as a merge patch (RFC 7396): null sets the default."""
 
     settings: Annotated[dict[str, Any], Meta(description="As ChannelSettings, or null.")] = field(
         default_factory=dict
@@ -31,14 +31,15 @@ class ChannelPatch(Request):
 class ChannelPartition(Answer):
     """The progress of a channel in one partition.
 
-    `version` is that of the settings in force. `next` is the first record that was never given out, `end` the
-    partition's end offset, `depth` an upper bound of the records still to be given out. `out` counts records
-    that were given out and not acknowledged, `pinned` those of them that a transaction will acknowledge.
-    `aside` counts records that wait for their next attempt, `lost` records that were trimmed before they were
+    `version` is that of the settings in force. `next` is the offset of the first record that was never given
+    out (delivered to a consumer), `end` is the partition's end offset, and `depth` is an upper bound of the
+    number of records still to be given out. `out` counts records that were given out and not acknowledged,
+    and `pinned` those of them that a transaction will acknowledge. `aside` counts records that wait for their
+    next attempt, `dead` those that failed too often, and `lost` those that were trimmed before they were
     acknowledged. `oldest_age_ms` is the age of the oldest record that is neither acknowledged nor dead; null
-    without one. `blocked` tells that too many records are out or aside, so that no new ones are given out.
-    `kept_bytes` is the part of the log that retention would trim if this channel (maybe with others) did not
-    need it.
+    if there is none. `blocked` tells that too many records are out or aside, so that no new ones are given
+    out. `kept_bytes` is the size of the part of the log that retention would trim if this channel (perhaps
+    with others) did not need it.
     """
 
     version: Count
@@ -56,10 +57,11 @@ class ChannelPartition(Answer):
 
 
 class Channel(Answer):
-    """A channel, with sums over the partitions whose leaders answered, and the oldest age.
+    """A channel, with its progress summed up over the partitions whose leaders answered.
 
-    `opening` has the partitions where the channel is not open yet, `unanswered` those whose leaders did not
-    answer. `partitions` is left out in a list.
+    `oldest_age_ms` is the largest of the partitions. `opening` has the partitions in which the channel is not
+    open yet, and `unanswered` those whose leaders did not answer. `partitions` is left out in a list. The
+    other members are explained at `ChannelPartition`.
     """
 
     topic: str

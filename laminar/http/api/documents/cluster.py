@@ -10,17 +10,18 @@ from laminar.http.api.documents.shared import Answer, Count, Time
 
 
 class ShardAddress(Answer):
-    """A shard of a node."""
+    """A shard of a node (one of its processes), and its own URL."""
 
     shard: Count
     url: str
 
 
 class Node(Answer):
-    """A node.
+    """A node of the cluster, as every client may see it.
 
-    `start` counts the starts of its data folder, as the catalog recorded them; `code_version` is the highest
-    code version that its program supports.
+    `start` is the number of starts of its data folder, as the catalog recorded them. `rolled_back` tells that
+    the folder is an older copy. `code_version` is the highest version of formats and commands that its
+    program supports.
     """
 
     node: str
@@ -42,7 +43,10 @@ class Nodes(Answer):
 
 
 class Cluster(Answer):
-    """The cluster as the node that answers sees it; `code_version` is the one that is enabled."""
+    """The cluster as the node that answers sees it.
+
+    `code_version` is the version of formats and commands that is enabled, because all nodes support it.
+    """
 
     cluster_id: str | None
     version: int
@@ -53,17 +57,18 @@ class Cluster(Answer):
 
 
 class Remedy(Answer):
-    """Advice about a problem; `command` is a command line, empty if none helps."""
+    """A piece of advice about a problem; `command` is a command line that helps, empty if there is none."""
 
     text: str
     command: str
 
 
 class HealthProblem(Answer):
-    """A problem of the cluster.
+    """A problem of the cluster, and what to do about it (`do`).
 
-    `subject` is a node, a topic, a partition as ``topic/number``, a consumer or channel as ``topic/name``, or
-    ``catalog``. `since` is the time when one of the nodes that answered first saw it.
+    `subject` is what has the problem: a node, a topic, a partition as ``topic/number``, a consumer or channel
+    as ``topic/name``, or ``catalog``. `since` is the earliest time at which one of the nodes that answered
+    saw the problem.
     """
 
     code: str
@@ -75,7 +80,10 @@ class HealthProblem(Answer):
 
 
 class NodeHealth(Answer):
-    """What a node leads and holds; `leads` is null if not all of its shards answer."""
+    """The number of partitions that a node leads, and of replicas on it.
+
+    `answers` tells whether the node answered; `leads` is null if not all of its shards did.
+    """
 
     node: str
     answers: bool
@@ -86,8 +94,9 @@ class NodeHealth(Answer):
 class Health(Answer):
     """The health of the cluster, as its nodes report it.
 
-    ``critical`` means that requests are refused now, or that data may be lost; ``warning`` that the cluster
-    works without reserve, or waits for an operator; ``well`` neither, with an answer of every node.
+    `status` is ``critical`` if requests are refused now, or data may be lost. It is ``warning`` if the
+    cluster works without reserve, or waits for an operator, and ``well`` if none of this is so and every node
+    has answered.
     """
 
     status: Literal["well", "warning", "critical"]

@@ -18,11 +18,11 @@ Positions = Annotated[dict[str, _Position], Meta(max_length=MAX_PARTITIONS)]
 
 
 class CursorChange(Request):
-    """A change of a cursor: `positions` by partition number, or `begin`, or `rewind`.
+    """Request to change a cursor, by exactly one of `positions`, `begin` and `rewind`.
 
-    `begin` and `rewind` name a position: `earliest`, `latest` or a time. `begin` sets the cursor in
-    partitions where it is not set yet; `rewind` sets it in all partitions, or in those that it names, also
-    where a member owns it.
+    `positions` has offsets by partition number. `begin` and `rewind` name a position: `earliest`, `latest` or
+    a time. `begin` sets the cursor in the partitions in which it is not set yet; `rewind` sets it in all
+    partitions (or, given offsets by partition number, in those), also if a member of the group owns it there.
     """
 
     positions: Positions | UnsetType = UNSET
@@ -34,7 +34,11 @@ class CursorChange(Request):
 
 
 class Cursor(Answer):
-    """A cursor: position, lag and owner by partition."""
+    """A cursor (a consumer's stored position): offset, lag in records, and owner, each by partition number.
+
+    `overtaken_by` is the number of records that retention trimmed before the cursor passed them, by
+    partition; `overtaken` tells whether there are any.
+    """
 
     topic: str
     cursor: str
@@ -48,7 +52,7 @@ class Cursor(Answer):
     ends: dict[str, Count] | UnsetType = UNSET
     """The final ends of the partitions that take no more records; left out if there are none."""
     waits_for: dict[str, dict[str, Count]] | UnsetType = UNSET
-    """By partition those before it, with their ends, that are to be acknowledged before it is read."""
+    """By partition: the partitions, with their ends, that must be acknowledged before it is read."""
 
 
 class CursorPage(Answer):

@@ -17,7 +17,10 @@ _State = Annotated[
 
 
 class DelayedRecord(Answer):
-    """A pending record: the time when readers get it, its id, and the `partition` that stores it."""
+    """A record that is pending: readers get it only at the time `deliver_at`.
+
+    `partition` is the partition that stores it until then.
+    """
 
     id: DelayedId
     partition: Count
@@ -29,7 +32,7 @@ class DelayedRecord(Answer):
 
 
 class DelayedBucket(Answer):
-    """The number of pending records in one span of time, which begins at `at`."""
+    """The number of records that are due in one span of time, which begins at `at`, and their bytes."""
 
     at: Time
     records: Count
@@ -37,9 +40,10 @@ class DelayedBucket(Answer):
 
 
 class DelayedPage(Answer):
-    """Pending records in order of their times. If there are more, pass `next` as `after`.
+    """A page of the pending records, in order of the times at which they are due.
 
-    With `bucket_ms`, the numbers of pending records by span of time instead, without empty spans.
+    If there are more, pass `next` as `after`. If the request had `bucket_ms`, there are `buckets` in place of
+    `records`: the number of records in each span of `bucket_ms`, without empty spans.
     """
 
     records: list[DelayedRecord] | UnsetType = UNSET
@@ -48,7 +52,7 @@ class DelayedPage(Answer):
 
 
 class DelayedState(Answer):
-    """The state of a delayed record. While it is pending, `deliver_at` is its time."""
+    """The state of a delayed record. `deliver_at` is the time at which it is due, left out if not pending."""
 
     id: DelayedId
     state: _State
@@ -56,6 +60,6 @@ class DelayedState(Answer):
 
 
 class DelayedChange(Request):
-    """Request to change the time of a pending record: a time, or "now"."""
+    """Request to change the time at which a pending record is due, to another time or "now"."""
 
     deliver_at: int | Annotated[str, Meta(max_length=64)]

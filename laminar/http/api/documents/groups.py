@@ -16,16 +16,19 @@ LONGEST_SESSION_MS: Final = 60_000
 
 
 class Renewal(Request):
-    """Request to renew a member's session in its group."""
+    """Request to renew a member's session in its consumer group.
+
+    The session ends `session_ms` after its last renewal; then the member is not in the group any more.
+    """
 
     mode: Literal["clustering", "broadcast"] = "clustering"
     session_ms: Annotated[int, Meta(ge=SHORTEST_SESSION_MS, le=LONGEST_SESSION_MS)] = 6_000
     routes: bool = False
-    """Whether the member goes over changes of the topic's route."""
+    """Whether the member supports changes of the topic's route: it reads the partitions in their order."""
 
 
 class MemberState(msgspec.Struct, frozen=True):
-    """A live member of a group."""
+    """A live member of a consumer group; `seen_ms_ago` is the time since its last renewal."""
 
     member: Annotated[str, Meta(pattern=f"^{GROUP_PATTERN}$")]
     mode: str
@@ -34,7 +37,11 @@ class MemberState(msgspec.Struct, frozen=True):
 
 
 class Group(Answer):
-    """A consumer group: its live members and its cursors."""
+    """A consumer group: its live members and its cursors.
+
+    `forming` tells that the leader that answers is new, so that members may be missing which have not renewed
+    their sessions with it yet.
+    """
 
     topic: str
     group: str
@@ -45,7 +52,7 @@ class Group(Answer):
 
 
 class RenewedMember(Answer):
-    """A member whose session was renewed, and all live members."""
+    """The answer to a renewal: the member's session, all live members, and the version of the route."""
 
     topic: str
     group: str

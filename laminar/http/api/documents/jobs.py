@@ -1,4 +1,4 @@
-"""Documents of a channel's consumers, and of records that are aside (waiting for an attempt, or dead)."""
+"""Documents about jobs (records that a channel delivered), and about records that wait or are dead."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _Timeout = Annotated[int, Meta(ge=1_000, le=MAX_TIMEOUT_MS)]
 
 
 class Nack(Request):
-    """Jobs that failed: they are given out again after `delay_ms`, or as the channel is set."""
+    """The jobs of a token failed: they are delivered again after `delay_ms`, or the channel's own delay."""
 
     token: _Token
     delay_ms: _Delay | None = None
@@ -31,14 +31,17 @@ class Nack(Request):
 
 
 class Extension(Request):
-    """Jobs that need more time: `timeout_ms` from now, or the same time as at their delivery."""
+    """The jobs of a token need more time: `timeout_ms` from now, or as long as at their delivery."""
 
     token: _Token
     timeout_ms: _Timeout | None = None
 
 
 class Acks(Request):
-    """The outcomes of jobs. A released job is given out again at once, and its attempt does not count."""
+    """The outcomes of jobs: acknowledged (`ack`), failed (`nack`), released, or in need of more time.
+
+    A released job is delivered again at once, and its attempt does not count.
+    """
 
     ack: _Tokens = field(default_factory=list)
     nack: Annotated[list[Nack], Meta(max_length=MAX_NAMED)] = field(default_factory=list)
@@ -47,17 +50,21 @@ class Acks(Request):
 
 
 class Settled(Answer):
-    """The number of jobs changed as asked, and the tokens whose delivery had expired: unchanged."""
+    """The result of reported outcomes: the number of jobs that were changed, and the `late` tokens.
+
+    A token is late if its delivery has expired; nothing was changed for it.
+    """
 
     done: Count
     late: list[str]
 
 
 class Receive(Request):
-    """A request for records of a channel: up to `max`, after up to `wait_ms`, each for `timeout_ms`.
+    """Request for records of a channel: up to `max`, waiting up to `wait_ms` for the first.
 
-    `settle` is carried out first. `credit` makes the answer a stream, and is the most jobs that the stream
-    may have out at a time; `max` and `wait_ms` have no effect then.
+    Each record is delivered again unless its outcome is reported within `timeout_ms`. `settle`, outcomes of
+    earlier jobs, is carried out first. With `credit` the answer is a stream, which has at most that number of
+    jobs without an outcome at a time; `max` and `wait_ms` have no effect then.
     """
 
     max: Annotated[int, Meta(ge=1, le=MAX_JOBS)] = 32
@@ -68,16 +75,17 @@ class Receive(Request):
 
 
 class Received(Answer):
-    """Records that were given out: the members of a fetch, and for each its partition, token and attempt."""
+    """Records that were delivered: each as in a fetch, and with its partition, token and attempt."""
 
     jobs: list[dict[str, Any]]
     settled: Settled | UnsetType = UNSET
 
 
 class Position(Request):
-    """Request to move a channel: a position for all partitions, or offsets by partition number.
+    """Request to move a channel to a position in all partitions (`at`), or to offsets by partition number.
 
-    With `drop`, the records that are out or wait for another attempt are dropped; dead records stay.
+    With `drop`, records that are delivered and not acknowledged, or wait for another attempt, are dropped;
+    dead records stay.
     """
 
     at: (
@@ -95,17 +103,18 @@ class Position(Request):
 
 
 class Positioned(Answer):
-    """The offset from which a channel gives out now, by partition."""
+    """The offset from which a channel delivers now, by partition number."""
 
     positions: dict[str, Count]
 
 
 class AsideJob(Answer):
-    """A record that is aside. `at` is the time of its next attempt, or the time when it became dead.
+    """A record that a channel has put aside: it waits for its next attempt, or is dead (failed too often).
 
-    A record with `waits_for_key` was never given out, because an earlier record of its key comes first; `at`
-    is null. A key that is no text is in `key_base64`. `unreadable` tells that the record cannot be read now,
-    so that its key and tag are unknown.
+    `at` is the time of the next attempt, or the time at which the record became dead. `waits_for_key` tells
+    that the record was never delivered, because an earlier record of its key comes first; `at` is null then.
+    A key that is not text is in `key_base64`. `unreadable` tells that the record cannot be read now, so that
+    its key and tag are unknown.
     """
 
     partition: int
@@ -122,7 +131,7 @@ class AsideJob(Answer):
 
 
 class AsidePage(Answer):
-    """A page of the records that are aside, or dead.
+    """A page of the records that wait for an attempt, or of the dead records.
 
     `next` is there if there may be more, even if this page is empty: pass it as `after`.
     """
@@ -132,13 +141,13 @@ class AsidePage(Answer):
 
 
 class DeadChange(Request):
-    """Request to replay or drop dead records: those with these tokens, or ``all``."""
+    """Request to replay (deliver again) or drop dead records: those with these tokens, or ``all``."""
 
     replay: _Tokens | str | UnsetType = UNSET
     drop: _Tokens | str | UnsetType = UNSET
 
 
 class DeadChanged(Answer):
-    """The number of records that were dead, and are replayed or dropped now."""
+    """The number of dead records that were replayed or dropped."""
 
     count: Count

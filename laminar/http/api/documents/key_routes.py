@@ -1,4 +1,4 @@
-"""Documents of a topic's key routes, and of their changes: split, merge, move."""
+"""Documents of a topic's key routes (which partition has which keys), and of their changes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,11 @@ MAX_ROUTE_WAIT_MS: Final = 24 * 3_600_000
 
 
 class KeyRange(Answer):
-    """The logical partitions from `from` to `to` (excluded), and the partition that has them."""
+    """A range of keys, and the partition that has them.
+
+    It is the range of logical partitions from `from` to `to` (excluded); a key belongs to one of these by its
+    hash.
+    """
 
     start: Count = field(name="from")
     to: Count
@@ -24,7 +28,7 @@ class KeyRange(Answer):
 
 
 class KeyRoute(Answer):
-    """A version of the key route of a topic."""
+    """A version of a topic's key route: the ranges of keys that its partitions have."""
 
     version: RouteVersion
     logical_partitions: int
@@ -32,10 +36,10 @@ class KeyRoute(Answer):
 
 
 class RouteInput(Answer):
-    """A partition that a change of a route ends, and its key range.
+    """An input of a change of a route: a partition that the change ends (seals), and its key range.
 
-    `end` is its final end offset, and `sealed` the time of its end; null until its leader has reported them.
-    A partition that is `reclaimed` has no records any more.
+    `end` is the partition's final end offset, and `sealed` the time at which it ended; both are null until
+    its leader has reported them. A partition that is `reclaimed` has no records any more.
     """
 
     partition: Count
@@ -47,11 +51,11 @@ class RouteInput(Answer):
 
 
 class RouteChange(Answer):
-    """A change of a topic's route: `inputs` end, and `outputs` follow over the same keys.
+    """A change of a topic's route: new partitions, the `outputs`, replace the `inputs` for the same keys.
 
-    `version` is that of the route that it makes. While `preparing`, it can be cancelled; while `closing`, its
-    inputs end; once `done`, its route is current. With `strict` order a consumer reads the inputs to their
-    ends before it reads an output.
+    `version` is that of the new route. In state `preparing` the change can be cancelled; in state `closing`
+    its inputs are being ended; in state `done` the new route is current. With `strict` order a consumer reads
+    the inputs to their ends before it reads an output.
     """
 
     id: Count
@@ -71,9 +75,9 @@ class RouteChange(Answer):
 class NewRoute(Request):
     """Request to change a topic's route: new partitions replace `inputs` and take their keys.
 
-    A single input is split at each of the logical partitions in `cuts`, or `into` a number of parts with
-    about equally many of its newest records; without either it is moved to one new partition. Several inputs,
-    which must be neighbours, are merged into one.
+    A single input is split: at each of the logical partitions in `cuts`, or `into` a number of parts with
+    about equally many of its newest records. Without both it is moved to one new partition. Several inputs,
+    whose key ranges must be neighbours, are merged into one partition.
     """
 
     after: Annotated[int, Meta(ge=0, le=MAX_NUMBER, description="Version of the route that it replaces.")]

@@ -11,7 +11,7 @@ from laminar.http.api.documents.shared import Answer, Count, Id, RouteVersion
 
 
 class CatchUpProgress(Answer):
-    """Progress of a replica whose log is rebuilt from whole segments."""
+    """The progress of a replica that gets its log from another replica, in whole segments."""
 
     received_bytes: Count
     source_bytes: Count
@@ -42,7 +42,10 @@ class Leader(Answer):
 
 
 class DamagedOffsets(Answer):
-    """A range of offsets that are damaged on a node; a damaged control entry has no offsets."""
+    """A range of records whose bytes are damaged on a node, from `first_offset` to before `next_offset`.
+
+    A damaged entry without records has an empty range.
+    """
 
     node: str
     first_offset: Count
@@ -79,15 +82,15 @@ class Partition(Answer):
     inputs: Annotated[list[Count], Meta(description="The partitions that it follows.")]
     outputs: Annotated[list[Count], Meta(description="The partitions that follow it.")]
     drained_by: list[str] | UnsetType = UNSET
-    """Of one that has ended, if its leader answers: the cursors at its end."""
+    """The cursors that have reached the end of a partition that has ended, if its leader answers."""
     not_drained_by: dict[str, Count] | UnsetType = UNSET
-    """The same for those that are not, and their positions."""
+    """The cursors that have not reached that end, and their positions."""
 
 
 class Partitions(Answer):
     """The partitions of a topic, the key ranges of its route, and the number of partitions at its creation.
 
-    Their numbers may have gaps.
+    The numbers of the partitions may have gaps, because a change of the route ends partitions.
     """
 
     topic: str
@@ -98,7 +101,12 @@ class Partitions(Answer):
 
 
 class LossReport(Answer):
-    """The consequences of accepting a loss (docs/protocol.md#accepted-losses-and-trimming)."""
+    """The consequences of accepting the loss of replicas (docs/protocol.md#accepted-losses-and-trimming).
+
+    The partition continues with the log of the replica on node `goes_on_from`. That replica knows the records
+    up to `committed_offset` as committed, and its log ends at `kept_offset`: records that only other replicas
+    have after that may be lost. `accept_loss` tells whether the loss was accepted, or this is only a preview.
+    """
 
     topic: str
     partition: Count

@@ -11,7 +11,7 @@ from laminar.http.api.documents.shared import Answer, Count, Epoch, Id, RouteVer
 
 
 class Placed(Answer):
-    """The part of an append that one partition stored."""
+    """The part of an append that one partition stored: `count` records from `offset` on."""
 
     partition: Count
     offset: Count
@@ -19,7 +19,11 @@ class Placed(Answer):
 
 
 class Durability(Answer):
-    """The durability of an append when it was acknowledged."""
+    """The durability of an append when it was acknowledged.
+
+    At least a majority of the partition's `replicas` had it, `synced` to disk or only written: that depends
+    on `flush`, the topic's flush policy.
+    """
 
     replicas: Count
     synced: bool
@@ -27,7 +31,7 @@ class Durability(Answer):
 
 
 class Appended(Answer):
-    """The receipt of an append; `scheduled` has the ids of delayed records, in order."""
+    """The receipt of an append; `scheduled` has the ids of the records with a delay, in order."""
 
     appended: Count
     placed: list[Placed]
@@ -36,7 +40,11 @@ class Appended(Answer):
 
 
 class Accepted(Answer):
-    """The answer to an append with `ack=accepted`: not durable yet."""
+    """The answer to an append with `ack=accepted`, which is sent before the records are durable.
+
+    They get the `offset`, provided that the leader of `term` commits them; up to offset `committed` the
+    partition is committed already.
+    """
 
     durable: bool
     partition: Count
@@ -49,7 +57,10 @@ class Accepted(Answer):
 
 
 class FetchedRecord(Answer):
-    """A record: its value as `value` if it is text, else `value_base64`; of a large one only the length."""
+    """A record: its value is in `value` if it is text, else in `value_base64`.
+
+    Of a record larger than a batch there is only the length, `value_bytes`.
+    """
 
     offset: Count | UnsetType = UNSET
     timestamp: Time | UnsetType = UNSET
@@ -66,14 +77,19 @@ class FetchedRecord(Answer):
 
 
 class FetchedRecords(Answer):
-    """Records of a fetch, and the offset to continue from."""
+    """The records of a fetch, and the offset from which to fetch next."""
 
     records: list[FetchedRecord]
     next_offset: Count
 
 
 class DeletedRecords(Answer):
-    """The records that a deletion removed, or would remove."""
+    """The records before an offset that were deleted, or with `dry_run` would be.
+
+    They are `deleted` records, from `from_offset` up to, not including, `start_offset`. `rounded_down` tells
+    that this is less than was requested, because only whole batches are deleted. `held_back_by` names nodes
+    whose replicas still have to read these records.
+    """
 
     topic: str
     partition: Count
@@ -87,7 +103,7 @@ class DeletedRecords(Answer):
 
 
 class Offsets(Answer):
-    """An offset of a partition, the time of its batch if it has one, and the partition's bounds."""
+    """An offset of a partition, the append time of its batch (null: none), and the partition's bounds."""
 
     offset: Count
     timestamp: Time | None
@@ -96,7 +112,7 @@ class Offsets(Answer):
 
 
 class SealedSegment(Answer):
-    """A sealed segment and its SHA-256."""
+    """A sealed segment (a file of the log to which nothing is added), and the SHA-256 of its bytes."""
 
     first_index: Count
     last_index: Count
@@ -104,7 +120,7 @@ class SealedSegment(Answer):
 
 
 class Digest(Answer):
-    """The SHA-256 of a replica's committed log from `start_index` to `to_index`."""
+    """The SHA-256 of a replica's log from `start_index` to `to_index`, to be compared between replicas."""
 
     node: str
     committed_index: Count
@@ -117,9 +133,11 @@ class Digest(Answer):
 
 
 class ProducerProgress(Answer):
-    """The progress of a producer in a partition: the last sequence numbers received and committed.
+    """The progress of a producer in a partition: the last sequence numbers received and committed (-1: none).
 
-    `sealed` tells that the partition accepts no more records, so this progress is final.
+    `checkpoint` is the highest number that the producer's program gave to a record (0: none), and `floor` is
+    such a number up to which all records are durable in all partitions. `sealed` tells that the partition
+    accepts no more records, so this progress is final.
     """
 
     topic: str
@@ -134,7 +152,7 @@ class ProducerProgress(Answer):
 
 
 class UploadedPart(Answer):
-    """A part of an upload that is stored."""
+    """The receipt of one part of an upload, which is stored now."""
 
     upload: str
     part: Count

@@ -11,7 +11,7 @@ from laminar.http.api.documents.shared import Answer, Count, Time
 
 
 class Version(Answer):
-    """Versions of the server, of this API and of the format of batches."""
+    """The versions of the server, of this API and of the format of batches."""
 
     version: str
     api: str
@@ -19,7 +19,7 @@ class Version(Answer):
 
 
 class RequestLimits(Answer):
-    """The limits of requests."""
+    """The limits of requests to this node: sizes in bytes, and counts."""
 
     max_body_bytes: int
     max_record_bytes: int
@@ -42,7 +42,7 @@ class RequestLimits(Answer):
 
 
 class Alive(Answer):
-    """The answer of a shard whose event loop runs."""
+    """The answer to the liveness probe: this shard's event loop runs."""
 
     status: Literal["alive"]
     node: str
@@ -50,7 +50,10 @@ class Alive(Answer):
 
 
 class DiskSpace(Answer):
-    """Free space of a node's disk; below the mark appends are refused, below half of it consumers too."""
+    """The free space of a node's disk.
+
+    Below `low_water_bytes` appends are refused, below half of that also changes by consumers.
+    """
 
     free_bytes: int
     low_water_bytes: int
@@ -59,7 +62,7 @@ class DiskSpace(Answer):
 
 
 class Ready(Answer):
-    """The answer of a node that serves requests."""
+    """The answer to the readiness probe of a node that serves requests."""
 
     status: Literal["ready"]
     node: str
@@ -68,7 +71,7 @@ class Ready(Answer):
 
 
 class NotReady(Answer):
-    """The answer of a node that does not serve requests yet, with the reason."""
+    """The answer to the readiness probe of a node that does not serve requests, with the reasons."""
 
     status: Literal["not_ready"]
     node: str
@@ -76,14 +79,14 @@ class NotReady(Answer):
 
 
 class BundleSetting(Answer):
-    """A setting of a node; if it may hold a secret, only whether it is set."""
+    """A setting of a node; for one that may be a secret, `value` only tells whether it is set."""
 
     value: Any
     is_default: bool
 
 
 class BundleProblem(Answer):
-    """A problem that a node sees, by its code (`/v1/health`)."""
+    """A problem that a node sees, by the code that `/v1/health` has for it."""
 
     code: str
     topic: str
@@ -92,7 +95,10 @@ class BundleProblem(Answer):
 
 
 class BundlePartition(Answer):
-    """A replica on a node. One that takes no part in its group has only its topic and partition."""
+    """A replica on a node, in the node's report for support.
+
+    Of a replica that takes no part in its group, only `topic`, `partition` and `state` are known.
+    """
 
     topic: str
     partition: Count
@@ -110,7 +116,10 @@ class BundlePartition(Answer):
 
 
 class BundleLine(Answer):
-    """A line of a log: its template in the program, with the `arguments` that are numbers or known names."""
+    """A line of a process's log: `text` is its template in the program, `arguments` are the values in it.
+
+    Only values that are numbers or known names are included, so that no data of users are.
+    """
 
     at: Time
     level: str
@@ -123,7 +132,7 @@ class BundleLine(Answer):
 
 
 class BundleProcess(Answer):
-    """A process of a node: the delay of its event loop, the stacks of its threads, the end of its log."""
+    """A process of a node: the delays of its event loop, the stacks of its threads, the end of its log."""
 
     process: str
     pid: Count
@@ -134,7 +143,7 @@ class BundleProcess(Answer):
 
 
 class NodeBundle(Answer):
-    """The report of a node for support: versions, settings, states, logs; no data of records, no secret."""
+    """A node's report for support: versions, settings, states, logs; without data of records or secrets."""
 
     node: str
     taken_at: Time
@@ -153,7 +162,7 @@ class NodeBundle(Answer):
 
 
 class ProblemDocument(msgspec.Struct, kw_only=True):
-    """An error (RFC 9457)."""
+    """The document of an error (RFC 9457): what is wrong with a request, or why it failed."""
 
     type: Annotated[str, Meta(description="Where the code is explained.")]
     title: str

@@ -24,8 +24,8 @@ RouteVersion = Annotated[int, Meta(description="Version of the key route.")]
 
 
 class Request(msgspec.Struct, forbid_unknown_fields=True):
-    """The base of a request's document; an unknown member is refused."""
+    """The base class of the documents in requests; unknown members are refused."""
 
 
 class Answer(msgspec.Struct):
-    """The base of an answer's document."""
+    """The base class of the documents in answers."""

@@ -108,7 +108,7 @@ class TopicSettings(Request):
 
 
 class TopicSettingsPatch(Request):
-    """A merge patch of a topic's settings (RFC 7396): null removes a setting."""
+    """Changes of a topic's settings, as a merge patch (RFC 7396): null sets the default."""
 
     min_replicas: _MinReplicas | UnsetType | None = UNSET
     flush: _Flush | UnsetType | None = UNSET
@@ -136,7 +136,7 @@ class NewTopic(Request):
 
 
 class TopicPatch(Request):
-    """Request to change a topic; without `replicas` their number stays."""
+    """Request to change a topic; if `replicas` is left out, the number of replicas stays."""
 
     settings: TopicSettingsPatch = field(default_factory=TopicSettingsPatch)
     replicas: Annotated[int, Meta(ge=1, le=MAX_REPLICAS)] | UnsetType = UNSET
@@ -147,8 +147,8 @@ class TopicSums(Answer):
     """Sums over the partitions of a topic, counted at their leaders only; some seconds old.
 
     `appended_records` counts all records ever appended. The counts of bytes appended and fetched begin with
-    the present leaders' processes, and may fall when another process leads. `complete` is false while a
-    partition has no leader that answers; all sums are too small then.
+    the start of the present leaders' processes, and may fall when another process becomes leader. `complete`
+    is false while a partition has no leader that answers; all sums are too small then.
     """
 
     records: Count
@@ -160,7 +160,7 @@ class TopicSums(Answer):
 
 
 class Topic(Answer):
-    """A topic; `stats` is there only in a list that was requested with them."""
+    """A topic; `stats` is there only in a list of topics, if it was requested with the sums."""
 
     topic: str
     partitions: int

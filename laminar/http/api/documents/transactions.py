@@ -23,7 +23,7 @@ class NewProducer(Request):
 
 
 class Producer(Answer):
-    """A producer's id and epoch."""
+    """A producer's id, and the epoch of this start: batches of an older epoch are refused from now on."""
 
     producer: Id
     epoch: Epoch
@@ -31,7 +31,11 @@ class Producer(Answer):
 
 
 class Sink(Answer):
-    """A sink; `committed` is the number of the last batch whose commit was decided."""
+    """A sink (a named sequence of batches, each committed once).
+
+    `committed` is the number of the last batch whose commit was decided, and `publishing` tells that its
+    records are still getting their offsets. A sink that was begun with `once` commits a single batch.
+    """
 
     sink: str
     epoch: Epoch
@@ -51,7 +55,7 @@ class SinkPage(Answer):
 
 
 class Staged(Answer):
-    """The receipt of a stage."""
+    """The receipt of a stage: `count` records are stored for a batch, and shown when it is committed."""
 
     topic: str
     partition: Count
@@ -60,7 +64,7 @@ class Staged(Answer):
 
 
 class Prepare(Request):
-    """Request to prepare stages of a batch in one partition: they are kept until the batch is decided."""
+    """Request to prepare stages of a batch in one partition: it keeps them until the batch is decided."""
 
     epoch: Epoch
     topic: str
@@ -84,7 +88,10 @@ class CommitAcks(Request):
 
 
 class CommitPart(Request):
-    """The part of a batch in one partition: its stages, or the number prepared, and acknowledgements."""
+    """The part of a batch in one partition: the records to show, and the jobs to acknowledge.
+
+    The records are those of `stages`, or of as many stages as were `prepared`.
+    """
 
     topic: str
     partition: Number
@@ -102,7 +109,7 @@ class Commit(Request):
 
 
 class Committed(Answer):
-    """The outcome of a commit."""
+    """The outcome of a commit: `already` if the batch had been committed before."""
 
     sink: str
     number: Number

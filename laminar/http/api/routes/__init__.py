@@ -1,8 +1,8 @@
-"""The table of routes: method and path to the name of an operation.
+"""The table of routes: it maps a method and a path to the name of an operation.
 
-The node maps operation names to handlers; OpenAPI and `/docs` are built from the same rows, which name the
-types of parameters, bodies and answers. `table` joins the rows, which are in a module for each subject;
-`route` says what a row has; `matching` finds the row of a request.
+The node maps operation names to handlers. OpenAPI and `/docs` are made from the same rows, which name the
+types of parameters, bodies and answers. The rows are in a module for each subject, and `table` joins them;
+`route` has the class of a row; `matching` finds the row of a request.
 """
 
 from __future__ import annotations

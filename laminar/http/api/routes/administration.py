@@ -1,4 +1,4 @@
-"""Rows for those who run the cluster: nodes, placement, operations, tokens, limits."""
+"""Rows of the table of routes for operators: nodes, placement, operations, tokens, limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows for the cluster and its nodes, as every client may see them."""
+"""Rows of the table of routes about the cluster and its nodes, for every client."""
 
 from __future__ import annotations
 

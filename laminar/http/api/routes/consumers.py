@@ -1,4 +1,4 @@
-"""Rows for those who read: cursors, channels with their jobs, consumer groups."""
+"""Rows of the table of routes for consumers: cursors, channels with their jobs, consumer groups."""
 
 from __future__ import annotations
 

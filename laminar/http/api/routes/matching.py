@@ -1,7 +1,7 @@
-"""Match a request to its row: a walk over the path's segments, one at a time.
+"""Find the row of the table of routes that matches a request's method and path.
 
-The segments are already percent-decoded, so that a topic can't smuggle a slash. HEAD is answered wherever GET
-is.
+The path is compared segment by segment. The segments are already percent-decoded, so that an encoded slash in
+a topic's name does not begin a new segment. HEAD matches every row of GET.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NUMBER: Final = re.compile(r"(?:0|[1-9][0-9]{0,15})\Z", re.ASCII)
 
 
 class Match(NamedTuple):
-    """The operation that a request asks for, and its parameters."""
+    """The operation that a request asks for, and the values of the path's parameters by name."""
 
     operation: str
     params: dict[str, str]
@@ -33,7 +33,7 @@ class Match(NamedTuple):
 
 @dataclass(slots=True)
 class _Step:
-    """A node of the tree: literal segments first, else one parameter."""
+    """A node of the tree of paths, with what may follow: literal segments, or else one parameter."""
 
     literals: dict[str, _Step] = field(default_factory=dict)
     parameter: str = ""
@@ -63,10 +63,11 @@ _ROOT: Final = _grow(ROUTES)
 
 
 def match(method: str, path: str) -> Match:
-    """Return the operation for the path of a request target, with its parameters decoded.
+    """Return the operation for a method and the path of a request target, with decoded parameters.
 
     Raises:
-        Problem: 404 `not_found`, 405 with `Allow`, or 422 for a topic or number that could never be one.
+        Problem: 404 `not_found` for an unknown path, 405 with `Allow` for another method, or 422 for a
+            parameter that cannot be a topic's name or a number.
     """
     try:
         segments = split_path(path)
@@ -76,7 +77,7 @@ def match(method: str, path: str) -> Match:
 
 
 def match_segments(method: str, segments: tuple[str, ...], *, path: str) -> Match:
-    """Return the match, as `match` does, for segments already split and decoded (`Request.segments`)."""
+    """Return what `match` returns, for a path that is split and decoded already (`Request.segments`)."""
     step: _Step | None = _ROOT
     params: dict[str, str] = {}
     for segment in segments:
@@ -104,7 +105,7 @@ _QUERIES: Final = {route.operation: frozenset(route.query) for route in ROUTES}
 
 
 def check_query(operation: str, query: Mapping[str, str]) -> None:
-    """Refuse a parameter that the operation does not read (422): a misspelt one would go unnoticed."""
+    """Raise 422 if `query` has a parameter that the operation does not read, such as a misspelt one."""
     for name in query:
         if name not in _QUERIES[operation]:
             known = ", ".join(sorted(_QUERIES[operation])) or "none"

@@ -1,4 +1,4 @@
-"""Rows for records: append, fetch, search, delete, upload, delay."""
+"""Rows of the table of routes for records: append, fetch, search, delete, upload, delay."""
 
 from __future__ import annotations
 

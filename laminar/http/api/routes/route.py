@@ -1,4 +1,4 @@
-"""A row of the table of routes, and the replies that several rows share."""
+"""The class of a row of the table of routes, and the replies that several rows share."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ class Body(Enum):
 
 
 class Reply(NamedTuple):
-    """An answer below 400: by media type the struct of its document, or None for other bytes."""
+    """A successful answer of a route: its status, and the possible bodies.
+
+    `content` has the struct of the JSON document by media type; None for a body that is not such a document.
+    """
 
     status: int
     description: str
@@ -31,11 +34,11 @@ class Reply(NamedTuple):
 
 
 class Route(NamedTuple):
-    """A row: `template` has its path parameters in braces; `parameters` are those of query and head.
+    """A row of the table: the operation for a method and a path, and what it reads and answers.
 
-    `needs` is the permission that its principal must have (`laminar.http.api.roles`).
-
-    `document` is the struct of a JSON body. Every route may also answer a problem.
+    `template` is the path, with the names of its parameters in braces; `parameters` are those of query and
+    head. `needs` is the permission that the principal must have (`laminar.http.api.roles`). `document` is the
+    struct of a JSON body. `replies` are the successful answers; every route may also answer a problem.
     """
 
     method: str
@@ -59,12 +62,12 @@ PARTITION: Final = TOPIC + "/partitions/{partition}"
 
 
 def json_reply(document: type[msgspec.Struct], description: str = "Done.", *, status: int = 200) -> Reply:
-    """Return a reply with a JSON document."""
+    """Return a `Reply` whose body is the JSON document of a struct."""
     return Reply(status, description, MappingProxyType({JSON_TYPE: document}))
 
 
 def bytes_reply(*types: str, description: str = "Done.", status: int = 200) -> Reply:
-    """Return a reply with bytes of one of these media types."""
+    """Return a `Reply` whose body has one of the media types `types` and is not a JSON document."""
     return Reply(status, description, MappingProxyType(dict.fromkeys(types)))
 
 

@@ -1,4 +1,4 @@
-"""Rows about the node that answers: who asks, its trace, version, probes, metrics and pages."""
+"""Rows of the table of routes about the node that answers: version, probes, metrics, trace, pages, whoami."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The table of routes: all rows, in the order of the API's page.
+"""The table of routes: all rows, in the order of the page `/docs`.
 
-A route's operation occurs once; only `docs` has two paths.
+Each operation has one row, except `docs`, which has two paths.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rows for topics, their partitions, and the key ranges of these."""
+"""Rows of the table of routes for topics, their partitions, and the key ranges of partitions."""
 
 from __future__ import annotations
 

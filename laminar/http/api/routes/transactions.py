@@ -1,4 +1,4 @@
-"""Rows for producers by name, and sinks with their batches."""
+"""Rows of the table of routes for named producers, and for sinks and their batches."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Documents of searches, and of the histories of single records."""
+"""Documents of searches for records, of the histories of single records, and of the trace."""

@@ -17,7 +17,10 @@ _Event = Annotated[
 
 
 class Event(Answer):
-    """An event of a record, and the time of the entry that records it; `entry` is that entry's Raft index."""
+    """An event in the life of a record, such as its delivery; the log entry at Raft index `entry` records it.
+
+    `at` is the time of that entry.
+    """
 
     event: _Event
     at: Time
@@ -31,11 +34,11 @@ class Event(Answer):
 
 
 class RecordHistory(Answer):
-    """The history of a record. `record` is null if retention has removed it.
+    """The history of a record, or a part of it. `record` is null if retention has removed the record.
 
-    `now` is the record's state by channel; null while there are more events. `complete` is false if retention
-    removed entries that may be about the record, or some cannot be read. `left` is the number of entries
-    still to be searched; none if `after` is null.
+    `now` is the record's present state in each channel; null if not all events were found yet. `complete` is
+    false if retention has removed entries that may be about the record, or if some cannot be read. `left` is
+    the number of entries still to be searched: pass `after` to continue, which is null if none is left.
     """
 
     record: FoundRecord | None

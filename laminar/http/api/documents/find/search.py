@@ -24,14 +24,14 @@ _Place = Annotated[str, Meta(max_length=64)] | _Offsets
 
 
 class JsonEquals(Request):
-    """A condition: the value is JSON with this text, number, boolean or null at the dotted `path`."""
+    """A condition on a record's value: it is JSON that has `equals` at `path`, names joined by dots."""
 
     path: Annotated[str, Meta(min_length=1, max_length=MAX_PATH)]
     equals: Annotated[str, Meta(max_length=MAX_SHOWN_BYTES)] | _Whole | float | bool | None
 
 
 class Where(Request):
-    """The conditions of a search; a record must meet all of them. Without any, every record matches."""
+    """The conditions of a search; a record must meet all of them. Without a condition every record does."""
 
     key: Annotated[str, Meta(max_length=MAX_SHOWN_BYTES)] | None = None
     key_base64: Annotated[str, Meta(max_length=2 * MAX_SHOWN_BYTES)] | None = None
@@ -43,11 +43,11 @@ class Where(Request):
 
 
 class Search(Request):
-    """Request to search a topic: the range, the conditions, and how much to return at a time.
+    """Request to search a topic: the conditions, the range, and how much to return in one answer.
 
-    `from` and `to` are `earliest`, `latest`, a time, or offsets by partition. `after` continues a search:
-    pass the value of the last answer. With `follow` the search has no end, and also searches what is
-    appended; an answer then waits up to `wait_ms` for the first record.
+    `from` and `to` are `earliest`, `latest`, a time, or offsets by partition. To continue a search, pass the
+    `after` of its last answer. With `follow` the search has no end, and continues with records that are
+    appended meanwhile; an answer then waits up to `wait_ms` for its first record.
     """
 
     where: Where = msgspec.field(default_factory=Where)
@@ -65,7 +65,7 @@ class Search(Request):
 
 
 class FoundRecord(Answer):
-    """A record that was found, with the beginning of its value, and the whole `size` in bytes."""
+    """A record that was found; its value may be `truncated`, and `size` is the size of the whole in bytes."""
 
     partition: Count
     offset: Count
@@ -84,7 +84,11 @@ class FoundRecord(Answer):
 
 
 class Searched(Answer):
-    """What this answer has searched; of `segments_by_index` segments only possible matches were read."""
+    """How much was searched for this answer.
+
+    `segments_by_index` is the number of segments of which, thanks to an index, only possible matches were
+    read.
+    """
 
     records: Count
     bytes: Count
@@ -92,7 +96,7 @@ class Searched(Answer):
 
 
 class Left(Answer):
-    """The rest of the search: the number of records, as far as it is known, and their partitions."""
+    """What is still to be searched: the number of records, as far as it is known, and of partitions."""
 
     records: Count
     partitions: Count
@@ -108,7 +112,10 @@ class NotSearched(Answer):
 
 
 class Found(Answer):
-    """The records that one request found, and how far it searched. `after` is null if all was searched."""
+    """The records that one request found, and how far it searched.
+
+    To continue the search, pass `after`; it is null if everything was searched.
+    """
 
     records: list[FoundRecord]
     searched: Searched

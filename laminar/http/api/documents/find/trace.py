@@ -1,4 +1,4 @@
-"""Documents of the trace: the events of records, and the client of each."""
+"""Documents of the trace: the events of traced records, each with the client that caused it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from laminar.http.api.documents.shared import Answer, Count, Time
 
 
 class TraceEvent(Answer):
-    """An event of a record, and its client; docs/trace.md lists the words of `event`.
+    """An event of a record, and the client that caused it; docs/trace.md lists the words of `event`.
 
-    `group` is the id of the partition, `entry` the Raft index of the entry that recorded the event.
-    `principal`, `address` and `node` are the client, its address, and the node that it asked; the first two
-    are missing if the cluster itself was the cause. `parent_id` is that of the record's `traceparent`.
+    `group` is the id of the partition, and `entry` the Raft index of the entry that records the event.
+    `principal` is the client, `address` its address, and `node` the node to which it sent the request; the
+    first two are left out if the cluster itself caused the event. `parent_id` is that of the record's
+    `traceparent` header.
     """
 
     event: str
@@ -40,7 +41,10 @@ class TraceEvent(Answer):
 
 
 class TraceFound(Answer):
-    """The events that one request found, by time, and how far it searched. `after` is null at the end."""
+    """The events that one request found, in order of time, and how far it searched.
+
+    To continue the search, pass `after`; it is null if everything was searched.
+    """
 
     events: list[TraceEvent]
     searched: Searched
