@@ -215,7 +215,7 @@ MUTANTS = (
         "no idle marker",
         "commit.group_commit",
         "GroupCommit._write_idle_marker",
-        "self._hand(_PendingGroup([], [], 0, self._cut_number, marks_end=True))",
+        "self._hand(_PendingGroup([], 0, self._cut_number, marks_end=True))",
         "pass",
         f"{JOURNAL}::test_pitfall_29_rot_in_the_last_acknowledged_batch_is_damage",
     ),
