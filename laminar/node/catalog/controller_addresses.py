@@ -40,14 +40,14 @@ HOST, PORT = "peer_host", "peer_port"
 
 
 class KnownFolder(msgspec.Struct, frozen=True, array_like=True):
-    """The newest start of a data folder that is known, and the folder's store id."""
+    """A data folder of another node: its newest known boot record (one for each start), and its store id."""
 
     store_id: bytes
     boot: BootRecord
 
 
 class AddressBook:
-    """The sources that the module's head lists; `address` asks them in that order."""
+    """Finds the address of another node's controller: by gossip, the catalog, or a document on disk."""
 
     def __init__(self) -> None:
         self._announced: dict[str, Address] = {}
@@ -81,9 +81,10 @@ class AddressBook:
         return self.remembered.get(node)
 
     def folder(self, node: str, state: CatalogState) -> KnownFolder | None:
-        """Return the newest start of `node`'s data folder that the catalog has ever named here.
+        """Return the newest boot record and the store id of `node`'s data folder; None if none is known.
 
-        `state`, our copy of the catalog, may be old: then it has a former folder of the node, or none.
+        They come from `state` (our copy of the catalog) or from the document on disk. `state` may be old and
+        name an earlier folder of the node, or none.
         """
         record = state.nodes.get(node)
         remembered = self.folders.get(node)
@@ -105,7 +106,7 @@ class _Where(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Peers(msgspec.Struct, frozen=True):
-    """By node: its controller's address, and the newest known start of its folder."""
+    """The content of the document on disk: by node, its controller's address and its newest boot record."""
 
     addresses: dict[str, Address] = {}
     folders: dict[str, KnownFolder] = {}

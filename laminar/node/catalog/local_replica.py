@@ -41,7 +41,7 @@ ANOTHER_NAME = (
 
 
 class LocalReplica:
-    """The replica of one node; `group` is None until it is opened.
+    """Opens, creates and stops this node's replica of group 0; `group` is None until the replica is open.
 
     `on_applied`, `on_led` and `on_match` say that the catalog changed, that this replica began or ceased to
     lead, and that a member acknowledged more; `on_fatal` ends the process.

@@ -53,7 +53,7 @@ class NodeDirectory:
         return state if state.version > 0 else self._addresses.joined
 
     def known_nodes(self) -> dict[str, NodeRecord]:
-        """Return by name every node in this copy of the catalog, or in the one that this node joined with.
+        """Return, by name, every node in our copy of the catalog, or in the copy that this node joined with.
 
         While a new node replays the catalog, its copy has only the cluster's first nodes, which may all be
         gone by now.
@@ -89,8 +89,8 @@ class NodeDirectory:
     def placement_weights(self) -> dict[str, float]:
         """Return, by node, the weights for placing new replicas.
 
-        Only nodes are in it that belong (`laminar.node.placement.wanted`) and that gossip sees as alive or
-        suspect.
+        It has only nodes that may hold replicas (`laminar.node.placement.wanted`: registered and not
+        draining) and that gossip sees as alive or suspect.
         """
         statuses = self.statuses()
         return {
@@ -102,7 +102,7 @@ class NodeDirectory:
     def nodes_without_status(self) -> int:
         """Return how many nodes gossip has not heard of since this controller started.
 
-        Only nodes count that belong, so could take replicas.
+        Only nodes that may hold replicas are counted.
         """
         statuses = self.statuses()
         return sum(name not in statuses for name in belonging_weights(self.state()))

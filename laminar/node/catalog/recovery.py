@@ -39,7 +39,7 @@ class Refused(Exception):
 
 
 class CatalogCopy(msgspec.Struct, frozen=True):
-    """The state of one folder's copy of the catalog.
+    """The state of one folder's copy of the catalog, by which an operator chooses the copy to recover from.
 
     Of several copies the best one has the highest `last_term`, then the highest `last_index`.
     """

@@ -39,11 +39,11 @@ class Load(msgspec.Struct, frozen=True):
     stored_bytes: float = 0.0
 
     def __add__(self, other: Load) -> Load:
-        """Return the load of both."""
+        """Return the sum of both loads."""
         return Load(*map(operator.add, astuple(self), astuple(other)))
 
     def __sub__(self, other: Load) -> Load:
-        """Return the load without the other."""
+        """Return this load less the other one."""
         return Load(*map(operator.sub, astuple(self), astuple(other)))
 
     @property
@@ -89,8 +89,8 @@ class PartitionLoad(msgspec.Struct, frozen=True):
 class LoadReport(msgspec.Struct, frozen=True):
     """What a node measures: its whole load, and its hottest partitions, `HOTTEST` at most.
 
-    What the others have is small: a partition that is not named has at most one part in `HOTTEST` of the sum
-    of what is compared (`hottest`).
+    The partitions that are not named have little: each at most 1/`HOTTEST` of the sum that `hottest`
+    compares.
     """
 
     node: str
@@ -100,14 +100,14 @@ class LoadReport(msgspec.Struct, frozen=True):
 
 
 class Score(NamedTuple):
-    """The largest of a node's shares, and of which measure it is."""
+    """A node's score: the largest of its shares (1 is fair), and the measure that it is a share of."""
 
     value: float
     measure: Measure
 
 
 class Scores:
-    """The comparison of nodes for one total of their loads. Moving load between nodes keeps the total."""
+    """Computes scores of nodes from their shares of one total load; a move between nodes keeps that total."""
 
     def __init__(self, totals: Mapping[str, Load], weights: Mapping[str, float]) -> None:
         """Compare the nodes in `totals`; each has a positive weight."""

@@ -2,8 +2,8 @@
 
 It depends on the nodes that *belong* (registered, not draining, of positive weight, their folder no older
 copy) and not on which of them are alive now: a node that restarts moves nothing. The order is the weighted
-rendezvous of `router.placement`, spread over the zones first. A pin takes the place of the rank, as far as
-its nodes belong; what it lacks is filled by rank.
+rendezvous of `router.placement`, spread over the zones first. The nodes of a pin come first, as far
+as they belong; if they are too few, the rank fills the rest.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def zones_of(state: CatalogState) -> dict[str, str]:
 
 
 def wanted_number(state: CatalogState, partition: PartitionRecord) -> int:
-    """Return how many replicas a partition should have: what its topic asks for, or the nodes of its pin."""
+    """Return how many replicas a partition should have: as many as its topic asks for, or its pin names."""
     return state.topics[partition.topic].replicas if partition.pin is None else len(partition.pin.nodes)
 
 

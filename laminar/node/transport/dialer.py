@@ -49,7 +49,7 @@ def pause_s(failures: int, rng: random.Random) -> float:
 
 
 class Dialer:
-    """One address and channel. `link` is the connection in use, also while it is still opening."""
+    """Opens the connection to one address on one channel. `link` is the one in use, also while it opens."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class Dialer:
         return f"{where} ({self.channel.name.lower()})"
 
     def back_off(self) -> None:
-        """Make the next pause `BACK_OFF_S`: the secrets differ, which only an operator can change."""
+        """Wait `BACK_OFF_S` before the next try: the secrets differ, which only an operator can change."""
         self._backs_off = True
 
     def established(self) -> None:

@@ -23,7 +23,7 @@ _COUNT: Final = struct.Struct("<Q")
 
 
 class FrameCheck(Protocol):
-    """The check of the frames of one direction. `size` is how many bytes it adds to a frame."""
+    """Computes the check of each frame of one direction. `size` is how many bytes the check has."""
 
     size: int
 

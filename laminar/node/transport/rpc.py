@@ -59,7 +59,7 @@ class RemoteError(TransportError):
 
 
 class Calls:
-    """Both ends of remote calls: those we wait for, and those of peers that we work on."""
+    """The remote calls in progress: ours that wait for an answer, and those of peers that run here."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
