@@ -13,7 +13,7 @@ DIGEST_BYTES = 32
 
 
 class SignedForm:
-    """The signer and checker of datagrams of the older form, with one key."""
+    """Signs and checks datagrams of the older form, with one key."""
 
     def __init__(self, key: bytes) -> None:
         # With `check_version` the signature would cover the package's version, so nodes of two releases
