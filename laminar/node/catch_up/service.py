@@ -50,7 +50,7 @@ class CatchUpHost(Protocol):
         raise NotImplementedError
 
     def refusal(self) -> Problem | None:
-        """Return why the shard takes no data now; None if it does."""
+        """Return the problem with which the shard refuses data now; None if it takes data."""
 
     def request_reconcile(self) -> None:
         """Ask the shard to reconcile its replicas with its view soon."""
@@ -103,7 +103,7 @@ class CatchUp:
         return self.lagging.check_all(self._watched())
 
     def learners_added(self, partition: Partition) -> None:
-        """Note that a group led here was given learners."""
+        """Watch a group led here that has got new learners, so that they are offered a catch-up soon."""
         if partition.log.size_bytes >= self.lagging.learner_bytes:
             self._shard.spawn(self.lagging.watch(partition))
 
@@ -149,7 +149,7 @@ class CatchUp:
         return None if progress is None else (progress.received_bytes, progress.size_bytes)
 
     def statistics(self) -> dict[str, int]:
-        """Return the counters and gauges of the metrics by name."""
+        """Return the counters and gauges of catch-up, by the names of their metrics."""
         return {
             "served_bytes": self.source.sent_bytes,
             "serving": self.source.readers,

@@ -363,7 +363,7 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
 
     @property
     def lacks(self) -> list[str]:
-        """What protects the HTTP ports from other machines and is not set; a clause for each."""
+        """The protections of the HTTP ports from other machines that are not set, as a text for each."""
         found = []
         if self.access == "open":
             found.append("HTTP clients need no token (access)")
@@ -373,12 +373,12 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
 
     @property
     def is_insecure(self) -> bool:
-        """Whether other machines reach the HTTP ports, and something that protects from them is missing."""
+        """Whether other machines can reach the HTTP ports although a protection is missing (`lacks`)."""
         return not is_loopback(self.host) and bool(self.lacks)
 
     @property
     def of_storage(self) -> StorageSettings:
-        """The settings of a `Storage`: three are settings of the node too, all others keep their defaults."""
+        """The settings for this node's `Storage`; those that the node does not have keep their defaults."""
         return StorageSettings(
             segment_size_bytes=self.segment_size_bytes,
             journal_file_bytes=self.journal_file_bytes,
@@ -517,7 +517,7 @@ def load(
     environ: Mapping[str, str] | None = None,
     flags: Mapping[str, Any] | None = None,
 ) -> Loaded:
-    """Return the settings that the sources give. `flags` has values by setting name; None: not given.
+    """Return the settings from all sources. `flags` has values by setting name; None is a flag not given.
 
     Raises:
         SettingsError: a value or name can't be used; its text is fit to be printed.
@@ -594,7 +594,7 @@ def as_written(value: object) -> str:
 
 
 def check_together(settings: Settings) -> None:
-    """Check the rules that join several settings.
+    """Check the rules between several settings.
 
     Raises:
         SettingsError: one of the rules is broken.

@@ -40,7 +40,7 @@ class IdentityError(Exception):
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
-    """The identity of a folder: written when it is formatted, and again at each start and each change."""
+    """The content of a data folder's identity file, which each start and each change writes again."""
 
     format_version: int
     """The code version that a program must know to use the folder: the highest that the cluster is known to
@@ -74,7 +74,7 @@ class DataFolder:
         self._lock = lock
 
     def close(self) -> None:
-        """Release this process's hold of the lock."""
+        """Close this process's descriptor of the lock; the last process to do so releases the lock."""
         self._lock.close()
 
     def read_identity(self) -> Identity:
@@ -94,7 +94,8 @@ class DataFolder:
     def record_cluster(self, cluster_id: bytes, epoch: bytes = b"") -> None:
         """Record the cluster that the node belongs to; durable on return.
 
-        This ends founding. A node that has a cluster already keeps its epoch.
+        From now on the node can no longer found a cluster of its own. If it has this cluster already, it
+        keeps its epoch.
 
         Raises:
             IdentityError: the node belongs to another cluster already.

@@ -1,8 +1,8 @@
 """The environment of a node's process: disk, clocks, randomness, connections, gossip.
 
-`Environment` is the machine itself. The simulator passes in another, in which the same controllers and shards
-run through years in simulated time; a test of real processes passes in one whose disk loses what is not
-synced. Nothing here decides anything.
+`Environment` itself gives access to the real machine. The simulator passes in a subclass in which the same
+controllers and shards run through years of simulated time; a test of real processes passes in one whose disk
+loses what is not synced. Nothing here decides anything.
 """
 
 from __future__ import annotations
@@ -48,7 +48,10 @@ class Environment:
     def storage(
         self, store: str, logs_directory: str, *, settings: StorageSettings, forget: bool = False
     ) -> Storage:
-        """Recover a store directory, and return it open. Blocks. `forget` as in `recover_store`."""
+        """Recover a store directory, and return it open. Blocks.
+
+        `forget` lets the recovery go on if the manifest is lost (see `recover_store`).
+        """
         return Storage.open(self.disk, store, logs_directory, settings=settings, forget=forget)
 
     async def read_bytes(self, path: str, position: int, size: int) -> bytes:

@@ -7,10 +7,10 @@ evenly. It is not `port mod shards`, because Linux's `connect` gives out even po
 goes to the shard that owns the datagram's partition. The program's answer is a position in the kernel's list
 of that port's sockets. They are listed in the order in which they began to listen (UDP: were bound), and when
 one is closed, the last takes its position. Hence they begin to listen in shard order, and are kept while
-children come and go. Where the program's answer is no position in the list, the kernel chooses one by itself.
+children come and go. If the program's answer is no position in the list, the kernel itself chooses a socket.
 
-Each shard has a port of its own too, and each process one for its peers. The protocols on them are not known
-here.
+Each shard also has a port of its own, and each process a port for its peers. What is spoken on these ports is
+not known here.
 
 Ports of peers listen from the start, as Raft needs them. Those of HTTP are held: bound, so that no other
 program can have them, but refusing connections until the node can answer (`laminar.node.shard.http_ports`).
@@ -43,7 +43,7 @@ _TRIES = 8
 
 
 class Ports(msgspec.Struct, frozen=True, kw_only=True):
-    """The ports of a node, kept in its data folder when the system chose them. 0: not chosen yet."""
+    """The ports of a node, stored in its data folder if the system chose them; 0 is a port not chosen yet."""
 
     shared: int
     own: tuple[int, ...]
@@ -128,8 +128,8 @@ class NodeSockets:
     def stop_listening(self, role: Role) -> None:
         """Refuse connections to a child that is not started again; its ports stay bound.
 
-        On the shared port the other shards get them. A socket that listened on would have the kernel accept
-        what is never answered.
+        On the shared port the other shards get them. If its socket went on listening, the kernel
+        would accept connections that are never answered.
         """
         kept = self.for_child(role)
         for sock in (kept.http_shared, kept.http_own, kept.peer):
@@ -171,8 +171,8 @@ class NodeSockets:
 def open_sockets(host: str, ports: Ports) -> NodeSockets:
     """Bind the sockets of a node; listen on those for peers, and hold those for HTTP.
 
-    A kept port may have been taken since, by any outgoing connection; callers that don't insist on it use
-    `open_kept_sockets`.
+    A port of the last start may have been taken since, by any outgoing connection; a caller that can do with
+    other ports uses `open_kept_sockets`.
 
     Raises:
         OSError: a requested port is taken; its text names host and port.
@@ -280,9 +280,9 @@ def _open_any(host: str, shards: int) -> NodeSockets:
 def gossip_host(sock: socket.socket, host: str) -> str:
     """Return the numeric address at which the other nodes reach a gossip socket.
 
-    It is `host`, the node's host as others are given it, if that is numeric, else the address that the socket
-    is bound to: the name may lead to an earlier address of this node still. Only if it is bound to all
-    addresses the name is looked up.
+    `host` is the node's host as other nodes are given it. If it is numeric it is returned; if it is a name,
+    the address that the socket is bound to, because the name may still lead to an earlier address of this
+    node. The name is looked up only if the socket is bound to all addresses.
 
     Raises:
         OSError: the name has no address, or one of the loopback.
