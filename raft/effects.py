@@ -13,7 +13,7 @@ from raft.values import SendAppend, Trace
 
 
 class Identity:
-    """The identity of this replica, from which the first fields of each of its messages are made."""
+    """The ids of this replica, with which each of its messages begins."""
 
     __slots__ = ("cluster", "group", "incarnation", "replica_id")
 
@@ -50,7 +50,7 @@ class Tracer:
 
 
 class Effects:
-    """Messages, appends and reads gathered for the next `Ready`; the fields have the names they have there.
+    """Collects messages, appends and reads for the next `Ready`, in fields of the same names.
 
     `after_sync` is `messages_after_sync`. The `Ready`'s entries come from the log, its hard state from the
     candidacy.
@@ -80,7 +80,7 @@ class Effects:
         Sequence[tuple[int, int]],
         Sequence[int],
     ]:
-        """Return all effects in the order of the fields of `Ready`, and keep none of them."""
+        """Return all effects in the order of the fields of `Ready`, and clear them."""
         messages: Sequence[AnyMessage] = ()
         after_sync: Sequence[AnyMessage] = ()
         appends: Sequence[SendAppend] = ()

@@ -1,8 +1,8 @@
 """The randomized election timer of a replica that does not lead (paper 5.2, 9.3).
 
 It says at which instant a replica campaigns: after an election timeout without contact from the leader, or
-shortly after a notice that the leader's process is gone. It knows neither terms nor votes: the rules that tie
-it to them are in `raft.candidacy`.
+shortly after a notice that the leader's process is gone. It knows neither terms nor votes: their rules
+are in `raft.candidacy`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MAX_SUSPICION_DELAY_MS = 150
 
 
 class ElectionTimer:
-    """The instant at which a replica that is not leading campaigns, if nothing happens before."""
+    """Computes the instant at which a replica that does not lead campaigns, unless it hears the leader."""
 
     __slots__ = (
         "_attempts",

@@ -16,7 +16,7 @@ from raft.values import Entry, LogView
 
 
 class RaftLog:
-    """A log whose tail is pending; `last_index` and `last_term` include that tail."""
+    """The driver's log and the pending entries after it as one log, up to `last_index` and `last_term`."""
 
     __slots__ = (
         "_uncommitted",
@@ -149,7 +149,7 @@ class RaftLog:
         self.configurations.truncated(index)
 
     def _uncount_from(self, index: int) -> None:
-        """Stop counting entry `index` and all after it as uncommitted; they are still there."""
+        """Take entry `index` and all after it out of `uncommitted_bytes`; call it before they are removed."""
         uncommitted = self._uncommitted
         while uncommitted and uncommitted[-1][0] >= index:
             _, size_bytes = uncommitted.pop()
@@ -194,7 +194,7 @@ class RaftLog:
         return True
 
     def take(self) -> tuple[int | None, Sequence[Entry]]:
-        """Return the index to truncate from (or None) and the entries to append, and keep neither.
+        """Return the index to truncate from (or None) and the pending entries, and clear both.
 
         The driver applies both before the next input.
         """
