@@ -113,7 +113,7 @@ class BpfMap:
         self._call(_UPDATE, key, self._value)
 
     def delete(self, key: bytes) -> None:
-        """Remove a key, if it is there."""
+        """Remove a key; do nothing if the map does not have it."""
         try:
             self._call(_DELETE, key, None)
         except FileNotFoundError:
@@ -232,7 +232,7 @@ def _info(fd: int, size: int) -> bytes:
 
 
 class TestRun:
-    """A run of a program on packets that were never on a network (BPF_PROG_TEST_RUN)."""
+    """Runs a loaded program on packets given as bytes, without any network (BPF_PROG_TEST_RUN)."""
 
     __test__ = False  # not a test class, for pytest
 

@@ -98,7 +98,7 @@ class Target:
     """The CPU of each row; the process of a row that is not here is not pinned to a CPU."""
 
     def pack(self) -> bytes:
-        """Return the bytes of `struct target`."""
+        """Return the bytes of `struct target`: this target's value in the map `targets`."""
         assert 0 <= self.slot < SLOTS, self.slot
         assert 0 < self.shards <= MAX_SHARDS, self.shards
         return _TARGET.pack(

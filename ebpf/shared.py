@@ -83,7 +83,7 @@ class Shared:
         return found
 
     def passed_counts(self) -> dict[Passed, int]:
-        """Return the packets that passed untouched, by reason."""
+        """Return, by reason, the numbers of packets that were passed on without redirection."""
         return {reason: self._sum(self.passed, reason) for reason in Passed}
 
     def _sum(self, counters: BpfMap, at: int) -> int:
@@ -135,7 +135,7 @@ def locked() -> Iterator[None]:
 
 
 def sweep() -> None:
-    """Remove what dead nodes left, and every program without a node. The caller holds `locked`."""
+    """Remove what dead nodes left, and programs that no node uses. The caller holds `locked`."""
     for folder in program_folders():
         alive = False
         for slot, _, node_folder in nodes_in(folder):

@@ -64,7 +64,7 @@ RESULTS_KEPT = 1024
 
 
 class NotCatalogLeader(Exception):
-    """This node's replica of group 0 doesn't lead it. `leader` is the node that seems to, or None."""
+    """This node doesn't lead group 0. `leader` is the node that seems to lead it, or None."""
 
     def __init__(self, leader: str | None = None) -> None:
         super().__init__(f"the catalog's leader is {leader or 'unknown'}")
@@ -74,7 +74,8 @@ class NotCatalogLeader(Exception):
 class OutcomeUnknown(Exception):
     """The command may be committed, but its result is not known here.
 
-    The state arrived as a snapshot, or this node's catalog stopped while the command was on its way.
+    The catalog's state came from a snapshot that includes the command, or this node's catalog stopped before
+    the command was applied.
     """
 
 
@@ -323,7 +324,7 @@ class Catalog:
         return await self._command(self._tables.register_node, RegisterNode(record, former=list(former)))
 
     async def update_node(self, record: NodeRecord) -> Result:
-        """Change addresses, shards or weight of a known node; absent when it isn't known."""
+        """Change addresses, shards or weight of a node. The outcome is absent if the node isn't known."""
         return await self._command(self._tables.register_node, RegisterNode(record, known=True))
 
     async def create_topic(

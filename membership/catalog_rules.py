@@ -459,7 +459,7 @@ def update_channel(state: CatalogState, topic: TopicRecord, request: UpdateChann
 
 
 def delete_channel(state: CatalogState, topic: TopicRecord, request: DeleteChannel) -> Change:
-    """Delete a channel, if it still has the request's id; leaders close it in the logs."""
+    """Delete a channel, if it still has the request's id; leaders then close it in their logs."""
     known = (topic.channels or {}).get(request.name)
     if known is None:
         return _same(state, "absent", f"no channel {request.name!r}", topic=topic)

@@ -121,7 +121,7 @@ def remove_replica(state: CatalogState, request: RemoveReplica) -> Change:
 def _at_version(
     state: CatalogState, key: str, version: int, group: bytes | None = None
 ) -> tuple[PartitionRecord | None, Change]:
-    """Return the partition if a step may begin on it in this version; else None and the refusal."""
+    """Return the partition if it has this version and a step may begin on it; else None and the refusal."""
     partition = state.partitions.get(key)
     if partition is None or group not in (None, partition.group):
         return None, _no(state, "absent", f"no such group as {key}")
@@ -211,7 +211,7 @@ def alter_topic(state: CatalogState, request: AlterTopic) -> Change:
 
 
 def alter_node(state: CatalogState, request: AlterNode) -> Change:
-    """Change the fields of a node that an operator sets: drained or not, weight, zone."""
+    """Change the fields of a node's record that an operator sets: drained or not, weight, zone."""
     node = state.nodes.get(request.node)
     if node is None:
         return _no(state, "absent", f"no node {request.node!r}")

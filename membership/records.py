@@ -68,7 +68,7 @@ class NodeRecord(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def scheme(self) -> str:
-        """The scheme of its URLs."""
+        """The scheme of the node's URLs: http or https."""
         return "https" if self.tls else "http"
 
     @property
@@ -252,8 +252,8 @@ class ChannelRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A channel of a topic: a named queue of its records (docs/channels.md).
 
     `id` is the catalog's version at its creation, so a channel that is deleted and made again under its name
-    is another one; `version` is that of its last change. `settings` are without those that have their
-    default; what they mean, and their limits, is known by `laminar.wire.channels`.
+    is another one; `version` is that of its last change. `settings` has only the settings that differ from
+    their defaults; `laminar.wire.channels` defines their meaning and limits.
     """
 
     id: int
@@ -268,10 +268,10 @@ class ChannelRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class TopicRecord(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """One topic.
+    """One topic: its settings, partitions, route, channels and change under way.
 
-    `partitions` is the number at its creation. `version` is the catalog's version at its last change: never
-    the same for two states of a name.
+    `partitions` is the number of partitions at its creation. `version` is the catalog's version at its last
+    change: never the same for two states of a name.
     """
 
     name: str
@@ -328,7 +328,7 @@ class Tombstone(msgspec.Struct, frozen=True, gc=False):
 
 
 class Grant(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A role on every name that begins with `prefix`; the empty prefix: on all names (docs/security.md)."""
+    """A role on all names that begin with `prefix`, which may be empty: on all names (docs/security.md)."""
 
     role: str
     prefix: str
@@ -356,7 +356,7 @@ class CredentialRecord(msgspec.Struct, frozen=True, gc=False):
 
 
 class LimitRecord(msgspec.Struct, frozen=True, gc=False):
-    """The limits of a principal; `principal` "*" stands for each one without a record of its own.
+    """The limits of a principal. The record of `principal` "*" is for each principal without one of its own.
 
     `limits` has the limits that are set, by name (`catalog_rules.LIMITS`); a missing one is unlimited.
     """

@@ -181,7 +181,7 @@ class Swim:
         self._piggyback.add(self.source.name)
 
     def leave(self) -> None:
-        """Announce that this member leaves: a few members get that at once, and pass it on to the others."""
+        """Announce that this member leaves, to a few members at once, which pass that on to the others."""
         self._left = True
         self._probe = None
         self.own = replace(self.own, clock=self.own.clock + 1, status=Status.OFFLINE, metadata={LEFT: b""})

@@ -139,9 +139,9 @@ class Candidacy:
         return self.recovering and not self._reaches_floor(last_term, last_index)
 
     def release(self, floor: tuple[int, int], *, now_ms: int) -> None:
-        """Let grants to logs that end at `floor` or later count although this replica is recovering.
+        """Make our grants to candidates whose logs end at `floor` or later valid, although we are recovering.
 
-        `floor` is a pair (last term, last index).
+        `floor` is a pair (last term, last index): the latest end of all logs of the group.
         """
         if self._floor == floor:
             return
@@ -163,7 +163,7 @@ class Candidacy:
             self.timer.retry(now_ms=now_ms)
 
     def expire(self, *, now_ms: int) -> None:
-        """Campaign if that is due. The caller makes sure that we neither lead nor are quiesced."""
+        """Campaign if that is due. Call it only if we neither lead nor are quiesced."""
         if (
             self.timer.is_due(now_ms=now_ms)
             and self.is_promotable()
@@ -344,7 +344,7 @@ class Candidacy:
         return True
 
     def leader_contact(self, message: Append | Heartbeat, *, now_ms: int) -> bool:
-        """Take the sender for the leader of our term; return False if another one is known to lead it."""
+        """Follow the sender as the leader of our term; return False if another leader of it is known."""
         sender = message.sender
         following = self.following
         if following.leader_id != sender:

@@ -51,7 +51,7 @@ class Configuration(msgspec.Struct, frozen=True, array_like=True):
         return Configuration((*self.voters, replica_id), learners, self.abandoned)
 
     def without(self, replica_id: int) -> Configuration:
-        """Return the configuration after removing `replica_id`, be it voter or learner."""
+        """Return the configuration after removing `replica_id`, a voter or a learner."""
         if replica_id not in self.members():
             raise ConfigurationRefused("not_a_member", f"replica {replica_id} is not in {self}")
         voters, learners = _without(self.voters, replica_id), _without(self.learners, replica_id)

@@ -166,7 +166,7 @@ class Controller(Process):
         return self.directory.state()
 
     def knows(self, node: str) -> bool:
-        """Return whether this process has a record or an address of a node.
+        """Return whether this process knows a node: it has the node's record or address.
 
         An address from gossip counts too: this node's copy of the catalog may be so old that it lacks the
         node that leads.
@@ -211,7 +211,7 @@ class Controller(Process):
     # -- life ----------------------------------------------------------------------------
 
     def awaiting_restart(self) -> list[str]:
-        """Return name and reason of each log that waits for a restart to recover it; also a stopped catalog.
+        """Return name and fault of each log that needs a restart to recover, group 0's log included.
 
         Without its catalog a controller has little to do, so a restart interrupts nothing.
         """
@@ -306,7 +306,7 @@ class Controller(Process):
         return own if known is None else kept_by_command(own, known)
 
     def _catalog_replica(self, known: NodeRecord | None) -> int:
-        """Return this node's replica id in group 0; 0 if it has none, which asks the catalog for one."""
+        """Return this node's replica id in group 0; 0 if it has none (registering with 0 asks for one)."""
         if known is not None:
             return known.catalog_replica
         return self.group.replica.replica_id if self.group is not None else 0
@@ -432,7 +432,7 @@ class Controller(Process):
         self._reconcile_now.set()
 
     async def _remember(self) -> None:
-        """Write the other controllers' addresses to disk: when one is new, and every `REMEMBER_MS`."""
+        """Write the other controllers' addresses to disk: if one is new, and every `REMEMBER_MS`."""
         known: dict[str, Address] = {
             name: TcpAddress(record.host, record.peer_ports[0])
             for name, record in self.directory.known_nodes().items()
@@ -487,7 +487,7 @@ class Controller(Process):
                 _log.debug("the data folder's format version is not written: %s", error)  # at the next pass
 
     async def _register(self) -> None:
-        """Register this node's present addresses and start in the catalog."""
+        """Register this node's present addresses and the boot record of this start in the catalog."""
         group = self.group
         assert group is not None and self.cluster_id is not None
         state = group.catalog.state()
@@ -530,16 +530,16 @@ class Controller(Process):
         self.fatal(Unrecoverable(f"{result.detail}. {NEWEST_COPY}"))
 
     def _be_ready_unconfirmed(self) -> None:
-        """Serve what this node holds without the catalog's confirmation: `UNCONFIRMED_S` are over."""
+        """Serve without the catalog's confirmation of this folder, because `UNCONFIRMED_S` have passed."""
         self._patient = False
         self._be_ready()
 
     def _be_ready(self) -> None:
         """Give the shards their first view, from which on they accept Raft messages of other nodes.
 
-        Do nothing before the catalog has confirmed this node, or `UNCONFIRMED_S` are over. A confirmed view
-        names the replicas that were abandoned while this node was away, so they stop before they take part
-        (docs/consensus.md#accepting-a-loss).
+        Do nothing until the catalog has confirmed this node's folder or `UNCONFIRMED_S` have passed. A
+        confirmed view names the replicas that were abandoned while this node was away, so they stop before
+        they take part (docs/consensus.md#accepting-a-loss).
         """
         if self._patient and not self._guard.confirmed:
             return

@@ -9,8 +9,8 @@ as every message names its receiver.
 
 That document also keeps the newest boot record of each node's data folder, with the folder's store id. So an
 older copy of a folder is not admitted even while our own catalog, after a restart, is still in an old state.
-What it keeps of a folder whose node was removed from the cluster does not count: another folder may have
-taken the name.
+A record of a folder whose node was removed from the cluster is ignored, because another folder may have taken
+the node's name.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ class AddressBook:
     def address(self, node: str, state: CatalogState) -> Address | None:
         """Return the address of `node`'s controller; None if unknown.
 
-        In this order: as gossip announces it, from `state` (our copy of the catalog), from the catalog that
-        this node joined with, as remembered on disk.
+        The sources are asked in this order: gossip, `state` (our copy of the catalog), the catalog that this
+        node joined with, and the document on disk.
         """
         announced = self._announced.get(node)
         if announced is not None:

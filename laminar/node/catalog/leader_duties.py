@@ -1,6 +1,6 @@
 """The duties of group 0's leader for the cluster: the catalog's own voters, and the placement of partitions.
 
-The controller calls `run_pass` periodically; where this node doesn't lead, it does nothing. The rules are
+The controller calls `run_pass` periodically; if this node doesn't lead, it does nothing. The rules are
 elsewhere and pure: `voters` for group 0 itself, `laminar.node.placement` for the partitions. Both use the
 same record of how long each node has been present or absent, which begins empty with each new leader.
 """
@@ -73,9 +73,8 @@ class LeaderDuties:
     async def run_pass(self, group: CatalogGroup) -> None:
         """Do the duties that are due: change the catalog's voters and the placement by one step each.
 
-        Raises:
-        NotCatalogLeader: this node lost the leadership; the caller tries again later. Likewise `NotLeader`
-            and `ConfigurationRefused`.
+        `NotCatalogLeader`, `NotLeader` (this node lost the leadership) and `ConfigurationRefused` may be
+        raised; the caller tries again later.
         """
         replica = group.replica
         if not replica.core.is_leader:
@@ -235,7 +234,7 @@ class LeaderDuties:
 
 
 def _what(step: Step) -> str:
-    """Return what a step does, as text for the log."""
+    """Return a text for the log that says what a step of the planner does."""
     match step:
         case ReplaceReplica():
             return f"a new replica on {step.node}"

@@ -20,9 +20,10 @@ from membership.records import (
 
 
 class NodeDirectory:
-    """The nodes as the controller on `node` knows them.
+    """Answers questions about the cluster's nodes from what the controller on `node` knows.
 
-    `replica` has its copy of the catalog; `addresses` are the sources of other controllers' addresses.
+    `replica` has this node's copy of the catalog; `addresses` are the sources of other controllers'
+    addresses.
     """
 
     def __init__(self, node: str, *, replica: LocalReplica, addresses: AddressBook) -> None:
@@ -69,16 +70,16 @@ class NodeDirectory:
         return self._addresses.address(node, self.state())
 
     def boot(self, node: str) -> BootRecord | None:
-        """Return the newest boot record of a node's folder that the catalog has ever named here."""
+        """Return the newest boot record of a node's folder that the catalog has named here; None if none."""
         folder = self.folder(node)
         return None if folder is None else folder.boot
 
     def folder(self, node: str) -> KnownFolder | None:
-        """Return the newest start of a node's present folder that the catalog has ever named here."""
+        """Return the store id and the newest boot record of a node's present folder; None if unknown."""
         return self._addresses.folder(node, self.state())
 
     def statuses(self) -> dict[str, str]:
-        """Return the status of each node of this cluster that gossip knows; this node's is `alive`."""
+        """Return, by node, gossip's status (`alive`, `suspect`, ...); that of this node is `alive`."""
         statuses = {self.node: "alive"}
         if self._gossip is not None:
             for name, member in self._gossip.members().items():

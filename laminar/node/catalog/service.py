@@ -79,14 +79,14 @@ class TopicRequest(msgspec.Struct, frozen=True, tag="create_topic"):
 
 
 class DeleteTopicRequest(msgspec.Struct, frozen=True, tag="delete_topic"):
-    """Delete a topic if it still has this version; None: in any version."""
+    """Delete a topic, if it still has this version; with None, in any version."""
 
     name: str
     version: int | None
 
 
 class TopicSettingsRequest(msgspec.Struct, frozen=True, tag="settings"):
-    """Merge-patch a topic's settings if it still has this version; None removes a setting."""
+    """Change some of a topic's settings, if the topic still has this version; None removes a setting."""
 
     name: str
     changes: dict[str, Setting | None]
@@ -257,14 +257,14 @@ def encode_request(request: CatalogRequest, *, passed_on: bool = False) -> bytes
 
 
 def decode_answer(payload: bytes) -> CatalogAnswer:
-    """Return the controller's answer."""
+    """Decode a controller's answer to a request."""
     return _answer_decoder.decode(payload)
 
 
 def _doubted(answer: CatalogAnswer, lost: bool) -> CatalogAnswer:
     """Return `answer`, or an unknown outcome if it is a refusal that an earlier attempt may have caused.
 
-    `lost`: an earlier attempt may have been carried out, but its answer was lost.
+    `lost` says that an earlier attempt may have been carried out, because its answer was lost.
     """
     if not lost or answer.result is None or answer.result.outcome not in ("absent", "conflict"):
         return answer
@@ -273,7 +273,7 @@ def _doubted(answer: CatalogAnswer, lost: bool) -> CatalogAnswer:
 
 
 class CatalogService:
-    """The executor of catalog requests on the leader; elsewhere it forwards them."""
+    """Carries out catalog requests if this controller leads group 0; else forwards them to the leader."""
 
     def __init__(
         self,
@@ -600,7 +600,7 @@ class CatalogService:
             self._knows_all_s = asyncio.get_running_loop().time() + COME_UP_WAIT_S
 
     async def until_known(self, wanted: int) -> None:
-        """Wait a short time until at least `wanted` nodes are up; see `Placing`."""
+        """Wait a short time for at least `wanted` nodes to be up, and for a new leader to hear from all."""
         await self._until(lambda: not self._may_come_up(wanted), COME_UP_WAIT_S)
         await self._first_round()
 

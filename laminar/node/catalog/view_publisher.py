@@ -53,7 +53,7 @@ class ViewPublisher:
         self.ready = False
 
     def changed(self) -> None:
-        """Make the view again and push it to every shard."""
+        """Compute the view again, and wake the tasks that push it to the shards."""
         self._number += 1
         self._view.message = self._make()
         self._driver.addresses_changed()

@@ -73,7 +73,7 @@ class Abandoned(Exception):
 
 
 class InstallHost(Protocol):
-    """The services of a shard that an installer uses."""
+    """What an `Installer` needs of its shard: storage, driver, transport, manifest, clock."""
 
     @property
     def storage(self) -> Storage:
@@ -217,8 +217,8 @@ class Installer:
     def _leave_alone(self, group: bytes, node: str) -> None:
         """Decline offers of a failed source for a while, twice as long after each failure in a row.
 
-        Otherwise, with a source that has a damaged entry, everything before that entry would be copied at
-        each offer and then thrown into the trash.
+        Otherwise, if the source has a damaged entry, each offer would copy everything before that entry
+        again, in vain.
         """
         before = self._failed.get(group)
         wait_s = FIRST_WAIT_S
@@ -357,7 +357,7 @@ def _now_s() -> float:
 
 
 def new_name(topic: str, number: int) -> str:
-    """Return the name of a log that is to replace another; before the switch a start deletes such a log."""
+    """Return the name of a partition's new log; a start deletes such a log if no replica uses it."""
     return f"{topic}-{number}{UNFINISHED}"
 
 

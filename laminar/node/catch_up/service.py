@@ -33,7 +33,7 @@ CHECK_S = 0.5
 
 
 class CatchUpHost(Protocol):
-    """The services of a shard that catch-up uses."""
+    """What `CatchUp` needs of its shard: addresses, tasks, and the opening of replicas."""
 
     boot: Boot
     clock: Clock
@@ -60,7 +60,7 @@ class CatchUpHost(Protocol):
 
 
 class CatchUp:
-    """The source, the installer and the lag detection of one shard.
+    """Catch-up in one shard: it serves logs (source), builds them (installer), and finds replicas that lag.
 
     `methods` are the calls that the shard answers for them.
     """
@@ -110,7 +110,8 @@ class CatchUp:
     async def drop_unfinished(self) -> None:
         """Delete, at a start, the new logs that were being built when the process ended.
 
-        It also finds the logs that were replaced, but whose new ids the manifest does not name yet.
+        It also notes which logs have replaced others although the manifest still names the old ones, for
+        `record_replaced_logs`.
         """
         storage = self._shard.storage
         named = {storage.resolve(entry.log_id) for entry in storage.manifest.entries}

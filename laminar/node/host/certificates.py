@@ -225,7 +225,7 @@ class Certificates:
         self.current = self._load()
 
     def name(self, node: str) -> None:
-        """Set the node's name.
+        """Set the node's name, which the certificate must contain.
 
         Raises:
             CertificateError: the certificate does not name this node.

@@ -54,7 +54,10 @@ class CpuClaims:
         self._markers: list[socket.socket] = []
 
     def claim(self, cpus: Sequence[int]) -> bool:
-        """Claim all of `cpus`, or none if another node holds one. Held until this process ends."""
+        """Claim all of `cpus`, or none if another node has claimed one; return whether they are claimed.
+
+        The claims last until `release`, or until this process ends.
+        """
         for cpu in cpus:
             marker = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
             self._markers.append(marker)

@@ -24,7 +24,7 @@ class RestartPolicy:
         self._deaths_ms: deque[int] = deque()
 
     def died(self, *, now_ms: int) -> int | None:
-        """Count a death; return the ms to wait before the next start, or None if there is to be none."""
+        """Count a death; return the ms until the next start, or None if there is to be no other start."""
         while self._deaths_ms and now_ms - self._deaths_ms[0] >= WINDOW_MS:
             self._deaths_ms.popleft()
         before = len(self._deaths_ms)

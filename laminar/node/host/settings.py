@@ -402,17 +402,17 @@ class Setting:
 
     @property
     def default(self) -> Any:
-        """The value that holds when no source sets another."""
+        """The default: the value if no source sets another."""
         return getattr(Settings(), self.name)
 
     @property
     def variable(self) -> str:
-        """The environment variable."""
+        """The name of the environment variable that sets it."""
         return f"LAMINAR_{self.name.upper()}"
 
     @property
     def flag(self) -> str:
-        """The command-line flag."""
+        """The command-line flag that sets it."""
         return f"--{self.name.replace('_', '-')}"
 
 
@@ -505,7 +505,7 @@ _TABLE = {setting.name: setting for setting in SETTINGS}
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """Settings, and the origin of each value: `default`, the file's path, the variable, or the flag."""
+    """The loaded settings, and the origin of each value: `default`, a file's path, a variable or a flag."""
 
     settings: Settings
     origins: dict[str, str]
@@ -642,7 +642,7 @@ def fault_of_open_http(settings: Settings) -> str:
 def is_loopback(host: str) -> bool:
     """Return whether only this machine can reach a socket bound to `host`.
 
-    A name other than localhost counts as not.
+    False for a name other than localhost.
     """
     return host in ("localhost", "::1") or re.fullmatch(r"127(\.\d{1,3}){3}", host) is not None
 

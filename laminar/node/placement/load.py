@@ -1,10 +1,10 @@
 """The load of nodes and partitions, and the score by which nodes are compared.
 
-A node's *share* of a measure is what it has of it, for its weight, divided by what all nodes have for theirs:
-1 is fair. Its *score* is the largest of its shares. Not a sum of them: the measure that a node has most of is
-the one that it runs out of first, and a sum would need a price of one measure in another, and would hide a
-full disk under an idle processor. `SMALL` is added to both sides of the division, so a cluster with next to
-no load has no score that differs from 1.
+A *measure* is one kind of load, such as bytes stored or appended. A node's *share* of a measure is its load
+per unit of weight, divided by that of all nodes together: 1 is fair. Its *score* is the largest of its
+shares, and not their sum: the measure with the largest share is the one that the node runs out of first. A
+sum would need a price of one measure in another, and would hide a full disk under an idle processor. `SMALL`
+is added to both sides of the division, so a cluster with next to no load has no score that differs from 1.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Measure = Literal[
 
 
 class Load(msgspec.Struct, frozen=True):
-    """The load of one partition on one node, or of all there. Rates are averages of about a minute."""
+    """The load of one partition on a node, or of the whole node. Rates are averages over about a minute."""
 
     appended_bytes_per_s: float = 0.0
     """Bytes appended to the partitions that the node leads: it checks them, and sends them to the others."""
@@ -48,7 +48,7 @@ class Load(msgspec.Struct, frozen=True):
 
     @property
     def of_leader(self) -> Load:
-        """The part of the load that moves with the leadership."""
+        """The part of the load that moves to another node if that becomes the leader."""
         return Load(
             appended_bytes_per_s=self.appended_bytes_per_s,
             read_bytes_per_s=self.read_bytes_per_s,
@@ -144,7 +144,7 @@ def hottest(partitions: Iterable[PartitionLoad], total: Load) -> list[PartitionL
 
 
 def merged(node: str, reports: Sequence[LoadReport]) -> LoadReport:
-    """Return one report of a node from those of its shards."""
+    """Return the report of a whole node, merged from the reports of its shards."""
     total = sum((each.total for each in reports), Load())
     partitions = [partition for each in reports for partition in each.partitions]
     return LoadReport(

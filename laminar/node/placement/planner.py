@@ -1,4 +1,4 @@
-"""The planner: the catalog leader's steps from the placement that is to the one that is wanted.
+"""The planner: the catalog leader's steps from the present placement to the wanted one.
 
 `Planner` compares each partition's replicas with its wanted set (`wanted`) and returns the steps to begin
 now, each a command of the catalog that names the partition's version and its reason. It reads the catalog and
@@ -11,13 +11,14 @@ precedence:
    elsewhere.
 4. A partition with too many replicas loses one.
 
-A partition has one step at a time. But a dead or lost replica is replaced also while another one leaves: that
-one may be waiting for it. Steps 3 and 4 are voluntary: at most `MOVES_AT_ONCE` partitions of the cluster take
-one. A move waits until every replica of the partition is on a node that is present, so an absent one comes
-back or is replaced; a partition loses a replica only if all others are present. A node gets at most `AT_ONCE`
-new replicas at a time, and only when it is settled (`presence`). Those of partitions without a majority are
-counted apart: nothing fills them before an operator decides. While more than one node in four is gone nothing
-begins: then the network, or this leader, is more likely at fault than the nodes.
+A partition has one step at a time. But a dead or lost replica is replaced even while another replica leaves:
+its leaving may be waiting for the replacement. Steps 3 and 4 are voluntary: at most `MOVES_AT_ONCE`
+partitions of the cluster take one. A move waits until every replica of the partition is on a node that is
+present, so an absent one comes back or is replaced; a partition loses a replica only if all others are
+present. A node gets at most `AT_ONCE` new replicas at a time, and only when it is settled (`presence`). Those
+of partitions without a majority are counted apart: nothing fills them before an operator decides. While more
+than one node in four is gone nothing begins: then the network, or this leader, is more likely at fault than
+the nodes.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ class Totals:
     def too_many_gone(
         self, state: CatalogState, gone: Collection[str], *, voting: Collection[str] = ()
     ) -> bool:
-        """Return whether too many nodes are gone for an automatic step (`too_many_gone`)."""
+        """Return whether too many nodes are gone for an automatic step (as the function `too_many_gone`)."""
         holding = {*voting, *(+self.holding)}
         abandoned = (set(gone) - holding) | (set(gone) & set(+self.decided))
         counted = state.nodes.keys() - abandoned
@@ -257,8 +258,8 @@ class Planner:
     def is_stuck(self, partition: PartitionRecord) -> bool:
         """Return whether a partition has no majority, as far as the catalog knows: so it has no leader.
 
-        A replica that the catalog has seen made is a voter until its removal is reported, or an operator has
-        abandoned it.
+        Every replica that is reported as created counts as a voter, until its removal is reported or an
+        operator has abandoned it.
         """
         abandoned = {each for loss in partition.losses for each in loss.abandoned}
         members = [each for each in partition.replicas if each.made] + [
@@ -355,7 +356,7 @@ class Planner:
     # -- all partitions ------------------------------------------------------------------
 
     def within_budgets(self, found: Sequence[Planned]) -> list[Step]:
-        """Return the steps that may begin beside those that are under way."""
+        """Return those of the steps `found` that the limits on steps under way let begin now."""
         counts = self._totals.filling.copy(), self._totals.stuck.copy()
         moving = self._totals.moving
         steps: list[Step] = []

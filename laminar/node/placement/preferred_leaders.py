@@ -1,10 +1,10 @@
 """The preferred leader of each partition: spread over the nodes by weight, changed as little as possible.
 
-`choosing` returns what is to be changed. A partition keeps its preferred leader while that node holds a made
-replica and is fit. A new one goes to the replica whose node leads least for its weight, the better rank among
-equals. Then, while one node leads more than another by so much that handing over one partition improves both,
-partitions change hands along the shortest chain of nodes that share them (augmenting paths, as in bipartite
-matching). Leaders hand over by themselves (`laminar.node.shard`).
+`choosing` returns what is to be changed. A partition keeps its preferred leader while that node is fit
+and holds a replica that is created. A new one goes to the replica whose node leads least for its weight, the
+better rank among equals. Then, while one node leads more than another by so much that handing over one
+partition improves both, partitions change hands along the shortest chain of nodes that share them (augmenting
+paths, as in bipartite matching). Leaders hand over by themselves (`laminar.node.shard`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MOST_CHANGES = 1000
 
 
 def choosing(state: CatalogState, *, unfit: Collection[str] = ()) -> Generator[None, None, dict[str, str]]:
-    """Return, after some slices, the preferred leaders to be changed: a node by "topic/number".
+    """Return, after some slices of work, the changes of preferred leaders: a node by "topic/number".
 
     `unfit` are nodes that have been gone for long. Partitions whose replicas are all unfit are left alone.
     """
@@ -93,7 +93,7 @@ class Leaders:
             self._without[key] = partition
 
     def missing(self) -> dict[str, str]:
-        """Return a leader for each partition that has none, `MOST_CHANGES` at most."""
+        """Return a preferred leader for each partition that has none, for at most `MOST_CHANGES` of them."""
         counts, chosen = dict(self._counts), {}
         for key, partition in islice(self._without.items(), MOST_CHANGES):
             ranked = _by_rank(partition, _candidates(partition, self._weights), self._weights)

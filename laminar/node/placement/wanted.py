@@ -15,7 +15,7 @@ from router import partition_hash, place
 
 
 def belonging_weights(state: CatalogState, *, unfit: Collection[str] = ()) -> dict[str, float]:
-    """Return, by node, the weights of the nodes that belong, without those in `unfit`."""
+    """Return, by node, the weights of the nodes that belong (may hold replicas), without `unfit` ones."""
     return {
         name: node.effective_weight
         for name, node in sorted(state.nodes.items())

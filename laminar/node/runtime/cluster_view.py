@@ -216,5 +216,5 @@ class View:
 
 
 def host_in_url(host: str) -> str:
-    """Return a host as a URL has it: IPv6 in brackets."""
+    """Return a host as it is written in a URL: an IPv6 address in brackets."""
     return f"[{host}]" if ":" in host else host

@@ -87,7 +87,7 @@ class DataFolder:
         return identity
 
     def record_epoch(self, epoch: bytes) -> None:
-        """Record the epoch: the recovery of the catalog that the cluster goes on from. Durable on return."""
+        """Record the epoch, which names the last recovery of the cluster's catalog. Durable on return."""
         self.identity = msgspec.structs.replace(self.read_identity(), epoch=epoch)
         _write(self.disk, self.directory, self.identity)
 
@@ -135,7 +135,7 @@ class DataFolder:
             _write(self.disk, self.directory, self.identity)
 
     def read_ports(self) -> Ports | None:
-        """Return the ports that the system chose for an earlier start; None if it never did."""
+        """Return the ports that the system chose at an earlier start; None if none are recorded."""
         payload = Document(self.disk, self.directory, "ports").read()
         return None if payload is None else msgspec.msgpack.decode(payload, type=Ports)
 
@@ -160,7 +160,7 @@ class DataFolder:
         self.disk.sync_directory(self.directory)
 
     def remove_node_file(self) -> None:
-        """Remove `node.json`: the node can't be reached any more."""
+        """Remove `node.json`, because the node can no longer be reached."""
         self.disk.unlink(os.path.join(self.directory, _NODE_FILE))
 
 

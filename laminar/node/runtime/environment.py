@@ -77,7 +77,7 @@ class Environment:
         enabled: Callable[[], int],
         rng: random.Random,
     ) -> Transport:
-        """Return the connections to the other processes. Call it in the loop of the process."""
+        """Return a transport to the other processes (see `Transport`). Call it in the loop of the process."""
         return Transport(
             cluster_id=cluster_id,
             node=node,
@@ -107,8 +107,8 @@ class Environment:
     ) -> list[Address]:
         """Return controllers' addresses of the cluster that answers at one of `joins`; [] if none answers.
 
-        `secrets` are the cluster's, of which the first is proven to it. With `certificates` they are
-        asked over TLS. `tell` gets a sentence for each that does not answer as a node.
+        The request carries a proof of the first of `secrets`. With `certificates` it goes over TLS. `tell`
+        gets a sentence for each of `joins` that does not answer as a node.
         """
         # Here and not at the top: it brings an HTTP client, which most processes never need.
         from laminar.node.runtime.join import find_controllers
@@ -124,5 +124,5 @@ class Environment:
         return await find_cluster(joins, secrets=secrets, certificates=certificates)
 
     def trace(self, name: str) -> Trace | None:
-        """Return the observer of the Raft core of replica `name`; None for none."""
+        """Return the observer of the Raft core of replica `name`; None without one."""
         return None

@@ -133,7 +133,7 @@ async def _ask(
 
 
 def _proofs(keys: Keys | None) -> Iterator[dict[str, str]]:
-    """Yield the headers to ask with, one after the other until one is accepted."""
+    """Yield the request headers to try one after the other, until one is accepted."""
     if keys is None:
         yield {}
         return

@@ -52,7 +52,7 @@ class Ports(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def plan_ports(port: int, shards: int, kept: Ports | None) -> Ports:
-    """Return the ports to bind: counted from `port`; if that is 0, the `kept` ones, and 0 for all others."""
+    """Return the ports to bind: counted from `port`, or for 0 the `kept` ones, with 0 for all others."""
     assert shards >= 1, f"{shards} shards"
     if port:
         return Ports(
@@ -96,9 +96,9 @@ class NodeSockets:
         )
 
     def addresses(self, host: str, *, gossip: str = "") -> Addresses:
-        """Return the ports with `host`, the name that other nodes and clients are given.
+        """Return the node's addresses: its ports, and `host`, the name for other nodes and clients.
 
-        `gossip` is the numeric address that gossip is sent to; if empty, it is found out.
+        `gossip` is the numeric address that gossip is sent to; if it is empty, it is determined here.
 
         Raises:
             OSError: no address is known at which others reach the gossip socket; its text says why.
@@ -160,7 +160,7 @@ class NodeSockets:
                 sock.close()
 
     def close(self) -> None:
-        """Close every socket: the node ends."""
+        """Close every socket, because the node ends."""
         for sock in self._all():
             sock.close()
 
@@ -220,8 +220,9 @@ def _hold(sock: socket.socket) -> None:
     """Keep a bound port from all other programs although it does not listen.
 
     Of programs that set SO_REUSEADDR, the kernel lets several bind a port as long as none listens, and the
-    first that listens wins. So it must be set for `bind`, as connections of the last start may linger; and
-    not any more when another binds. The kernel looks at that again only at a port that has listened once.
+    first that listens wins. So the option must be set for our `bind`, because connections of the last start
+    may linger, and cleared before another program binds. The kernel heeds the change only on a port that has
+    listened once.
     """
     try:
         sock.listen(0)

@@ -129,12 +129,12 @@ class PeerAdmission:
 
 
 def encode_history(history: Sequence[BootRecord]) -> bytes:
-    """Return a boot history as a handshake carries it."""
+    """Return a boot history encoded for the handshake."""
     return msgspec.msgpack.encode(history)
 
 
 def history_contradicts(history: bytes, known: BootRecord) -> bool:
-    """Return whether the history of a handshake rules out `known`; unreadable bytes do."""
+    """Return whether a handshake's boot history shows an older copy than `known`; True if unreadable."""
     try:
         return contradicts(msgspec.msgpack.decode(history, type=list[BootRecord]) if history else (), known)
     except msgspec.DecodeError:

@@ -157,7 +157,7 @@ class Process:
     # -- overridden by `Controller` and `Shard` ------------------------------------------
 
     def knows(self, node: str) -> bool:
-        """Return whether this process has a record or an address of a node."""
+        """Return whether this process knows a node: it has the node's record or address."""
         raise AssertionError("each kind of process says what it knows of the others")
 
     def known_boot(self, node: str) -> BootRecord | None:
@@ -177,7 +177,7 @@ class Process:
         raise AssertionError("each kind of process says where its groups live")
 
     def address_of_peer(self, peer: Peer) -> Address | None:
-        """Return the address of another process: the one that `address_of` gives for its groups."""
+        """Return the address of another process, as `address_of` gives it for a group of that process."""
         return self.view.address(peer.node, peer.role)
 
     def holder_address(self, node: str, entry: ReplicaEntry) -> Address | None:
@@ -313,7 +313,7 @@ class Process:
         self.fatal(RestartToRecover(", ".join(self.awaiting_restart())))
 
     async def _has_room(self) -> bool:
-        """Return whether the disk has room for a recovery, which begins a journal of its own."""
+        """Return whether the disk has room for a recovery, which begins a new journal."""
         if self.storage.refusal == "disk":
             return False
         disk, directory = self.environment.disk, self.boot.data_directory
@@ -449,9 +449,9 @@ def run_process(boot: Boot, store: str, make: Callable[[Boot, Storage], Process]
 async def _give_back_when_quiet(storage: Storage) -> None:
     """Return free memory to the system when a burst of writes is over.
 
-    glibc keeps free memory between small objects: after a burst that is up to as much again as is in use.
-    While records come in it is left alone, as they need it at once (returning it each time cost a tenth of
-    the throughput). Another libc has no such call.
+    glibc keeps freed memory between small objects: after a burst up to as much again as is in use. While
+    records come in nothing is returned, because the memory is needed again at once (returning it each time
+    cost a tenth of the throughput). Other C libraries have no such call.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     trimmed = before = storage.journal_lsn

@@ -1,4 +1,4 @@
-"""Make a replica from its log: replay its entries to the state, and make a Raft core that continues.
+"""Open a replica from its log: replay the entries into its state, and make the Raft core that continues it.
 
 The log is replayed from the newest snapshot of the state on. Which replica leads, and whether more is
 committed, the core finds out later. A replica takes part only with the term and vote that it made durable:

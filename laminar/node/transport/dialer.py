@@ -95,7 +95,7 @@ class Dialer:
 
     @property
     def place(self) -> str:
-        """Its address and channel, for log lines."""
+        """The address and the channel of this dialer, as text for log lines."""
         address = self.address
         where = address.name if isinstance(address, UnixAddress) else f"{address.host}:{address.port}"
         return f"{where} ({self.channel.name.lower()})"
@@ -105,12 +105,12 @@ class Dialer:
         self._backs_off = True
 
     def established(self) -> None:
-        """Note that the handshake succeeded: the next failure is a first one again."""
+        """Note that the handshake succeeded, so that the next failure has the shortest pause again."""
         self._failures = 0
         self._backs_off = False
 
     def ended(self, link: Link, *, failed: bool) -> None:
-        """Note that `link` is gone: pause after a failure to open it, else connect again at once."""
+        """Note that `link` has ended; if opening it `failed`, the next try comes only after a pause."""
         if self.link is not link:
             return
         self.link = None

@@ -28,7 +28,7 @@ class FrameCheck(Protocol):
     size: int
 
     def of(self, head: Buffer, parts: Sequence[Buffer]) -> bytes:
-        """Return the check of the next frame: of its header without the check, and the payload's parts."""
+        """Return the check of the next frame, over `head` (the header without the check) and the payload."""
 
 
 class Checksum:

@@ -149,7 +149,7 @@ def decode_hello(payload: bytes | memoryview) -> Hello:
 
 
 def check_cluster(mine: bytes | None, hello: Hello) -> None:
-    """Refuse a peer of another cluster; where one side has no cluster yet, only calls are allowed.
+    """Refuse a peer of another cluster; if one side has no cluster yet, only calls are allowed.
 
     Raises:
         HandshakeError: the peer is refused.
@@ -191,8 +191,8 @@ def check_epoch(mine: Hello, theirs: Hello) -> None:
 def check_code_version(enabled: int, hello: Hello) -> None:
     """Refuse a member of the cluster whose program does not know the enabled code version.
 
-    It would get messages that it cannot read. A node that is joining may ask, and gets its refusal as the
-    answer (`membership.catalog_rules.register_node`).
+    Such a peer would get messages that it cannot read. A node that is joining may connect: its request to
+    join is then refused by `membership.catalog_rules.register_node`.
 
     Raises:
         HandshakeError: the peer's program is too old.
@@ -291,10 +291,10 @@ class Initiator:
         return transcript.initiator_proof(keys), theirs
 
     def _proven(self, transcript: Transcript, proof: bytes) -> Keys | None:
-        """Return the keys of the secret that the acceptor has proved; None where there is no secret.
+        """Return the keys of the secret that the acceptor has proved to know; None if there is no secret.
 
         Raises:
-            HandshakeError: it has proved none of ours.
+            HandshakeError: the acceptor's proof fits none of our secrets.
         """
         for keys in self._secrets:
             if hmac.compare_digest(transcript.acceptor_proof(keys), proof):

@@ -35,7 +35,7 @@ class TransportError(Exception):
 
 
 class PeerLost(TransportError, ConnectionError):
-    """No connection, or it ended before the answer: the outcome is unknown unless `.sent` is False."""
+    """No connection, or it ended before the answer. The call's outcome is unknown unless `.sent` is False."""
 
     def __init__(self, message: str, *, sent: bool) -> None:
         super().__init__(message)

@@ -214,7 +214,7 @@ class Transport:
         self._connections.pause_bulk(False)
 
     def queued_bytes(self, address: Address, channel: Channel) -> int:
-        """Return the bytes that wait to leave for `address`; 0 without a connection."""
+        """Return the bytes that wait to be sent to `address`; 0 without a connection."""
         link = self._connections.dialer(address, channel).link
         return 0 if link is None else link.queued_bytes
 
@@ -281,7 +281,7 @@ class Transport:
 
     @property
     def calls_in_progress(self) -> int:
-        """Number of calls of other processes that this one works on."""
+        """The number of other processes' calls that are not answered yet."""
         return self._calls.working
 
     def statistics(self) -> dict[str, int]:
