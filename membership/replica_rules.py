@@ -55,8 +55,8 @@ def change_replicas(state: CatalogState, request: ChangeReplicas) -> Change:
 def accept_loss(state: CatalogState, request: AcceptLoss) -> Change:
     """Record an operator's decision: a group goes on with one replica, and the others are abandoned.
 
-    Nothing changes if the result is `absent`: there is no such group; `conflict`: the partition's version is
-    not the request's; or `invalid`: the group is not live, or these are not its replicas.
+    Nothing changes if the result is `absent` (there is no such group), `conflict` (the partition's version is
+    not the request's) or `invalid` (the group is not live, or the request names other replicas than it has).
     """
     partition = state.partitions.get(request.partition)
     if partition is None or partition.group != request.group:

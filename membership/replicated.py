@@ -65,7 +65,7 @@ class _RefusingTransport(Transport):  # type: ignore[misc]  # pysyncobj has no t
 
 
 class ReplicatedObjects(pysyncobj.SyncObj):  # type: ignore[misc]  # pysyncobj has no types
-    """A holder of replicated objects, which encodes calls of their methods and performs encoded calls.
+    """Holds replicated objects; encodes calls of their methods as commands, and performs commands on them.
 
     ``objects`` must be the same classes in the same order on every node: a call is encoded as its method's
     number. Numbers follow (code version, object, name), so a method added later takes ``ver=`` one higher

@@ -37,7 +37,8 @@ class RegisterNode(msgspec.Struct, frozen=True):
 class CreateTopic(msgspec.Struct, frozen=True):
     """Record a topic with its placement.
 
-    By partition number: `groups` has 16 random bytes, the group id, and `placement` the nodes, best first.
+    Both by partition number: `groups` has each partition's group id (16 random bytes), and `placement` the
+    names of its nodes, best first.
     """
 
     name: str
@@ -68,7 +69,7 @@ class MarkRemoved(msgspec.Struct, frozen=True):
 
 
 class DeleteTopic(msgspec.Struct, frozen=True):
-    """Delete a topic; with `version`, only in that version."""
+    """Delete a topic; if `version` is given, only if that is the topic's version."""
 
     name: str
     deleted_ms: int
@@ -167,7 +168,7 @@ class PreferLeaders(msgspec.Struct, frozen=True, tag="prefer"):
 
 
 class PinPartition(msgspec.Struct, frozen=True, tag="pin"):
-    """Pin a partition to nodes (None: unpin it), if it still has this `version`."""
+    """Bind a partition's placement to nodes (None: unbind it), if it still has this `version`."""
 
     partition: str
     version: int
@@ -175,7 +176,7 @@ class PinPartition(msgspec.Struct, frozen=True, tag="pin"):
 
 
 class AlterTopic(msgspec.Struct, frozen=True, tag="topic"):
-    """Change a topic, if it still has this `version`.
+    """Change a topic's number of replicas and settings, if it still has this `version`.
 
     `replicas` None leaves the number of replicas as it is; a setting of None removes it.
     """
@@ -189,7 +190,8 @@ class AlterTopic(msgspec.Struct, frozen=True, tag="topic"):
 class AlterNode(msgspec.Struct, frozen=True, tag="node"):
     """Change the fields of a node that an operator sets, if it still has this `version`.
 
-    A field that is left out stays. None for `set_weight` or `set_zone` restores what the node announces.
+    A field that is left out keeps its value. None for `set_weight` or `set_zone` restores what the node
+    announces.
     """
 
     node: str
@@ -269,7 +271,7 @@ class ReportSeal(msgspec.Struct, frozen=True, tag="report_seal"):
 
 
 class ReclaimPartition(msgspec.Struct, frozen=True, tag="reclaim"):
-    """Delete a sealed partition that nothing reads any more; the proposer has seen that it is empty."""
+    """Delete a sealed partition that nothing reads any more; the proposer has checked that it is empty."""
 
     topic: str
     number: int
@@ -304,7 +306,7 @@ class UpdateChannel(msgspec.Struct, frozen=True, tag="update_channel"):
 
 
 class DeleteChannel(msgspec.Struct, frozen=True, tag="delete_channel"):
-    """Delete the channel of this id."""
+    """Delete a channel of a topic, if it still has this id."""
 
     topic: str
     name: str

@@ -89,7 +89,7 @@ def change_route(state: CatalogState, request: ChangeRoute) -> Change:
 
 
 def route_of(topic: TopicRecord) -> RouteRecord:
-    """Return a topic's present route."""
+    """Return a topic's present route: which partition holds which logical partitions."""
     if topic.route is not None:
         return topic.route
     size, rest = divmod(LOGICAL_PARTITIONS, topic.partitions)
@@ -367,7 +367,7 @@ def _cut(inputs: Sequence[KeyRange], cuts: Sequence[int]) -> list[range]:
 
 
 def _done(state: CatalogState, topic: TopicRecord, change: RouteChange) -> TopicRecord:
-    """Return the topic with the change's route as its own, and without changes that need not be kept."""
+    """Return the topic with the change's route as its present one, and without old changes (`_shortened`)."""
     change = replace(change, state="done")
     ranges = _replaced(route_of(topic).ranges, change.inputs, [each.range for each in change.outputs])
     changes = [*(topic.changes or ()), change]
@@ -377,7 +377,7 @@ def _done(state: CatalogState, topic: TopicRecord, change: RouteChange) -> Topic
 
 
 def _shortened(topic: TopicRecord, changes: list[RouteChange]) -> list[RouteChange]:
-    """Return the changes without the oldest, as far as too many ends are kept and their inputs reclaimed."""
+    """Return the changes without the oldest, while too many ends are kept and their inputs are reclaimed."""
     ends, there = sum(len(each.inputs) for each in changes), set(topic.all_numbers)
     first = 0
     while ends > MOST_ENDS and not any(each.number in there for each in changes[first].inputs):

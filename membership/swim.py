@@ -14,7 +14,7 @@ deleted, elected or counted because of it.
    known as available members are pinged, too.
 4. An offline member is remembered for a while, so that old updates don't revive it, and then forgotten.
 5. By one member's second-hand claim, an online member becomes suspect at worst (`Status.transition`): it can
-   always answer before it counts as offline. Only its own farewell counts at once.
+   always answer before it counts as offline. Only its own announcement that it leaves counts at once.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from membership.precedence import SEVERITY, Peer, doubts, follow, newer, spread
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwimSettings:
-    """Periods and bounds. With the defaults a dead member is found within about five seconds."""
+    """Periods and limits of the protocol. With the defaults a dead member is found within about 5 s."""
 
     probe_period_ms: int = 1_000
     probe_timeout_ms: int = 300
@@ -89,12 +89,12 @@ class PiggybackQueue:
         return len(self._sent)
 
     def add(self, name: str) -> None:
-        """Queue an update about the member, as not sent yet."""
+        """Queue a new update about the member, with no sendings counted so far."""
         self._sent.pop(name, None)
         self._sent[name] = 0
 
     def discard(self, name: str) -> None:
-        """Remove the member's update."""
+        """Remove the member's update from the queue, if there is one."""
         self._sent.pop(name, None)
 
     def limit(self, members: int) -> int:
@@ -168,7 +168,7 @@ class Swim:
     # Inputs.
 
     def set_seeds(self, addresses: Iterable[str]) -> None:
-        """Set the numeric addresses at which members may be found; this member's own does no harm."""
+        """Set the numeric addresses at which members may be found; this member's own may be among them."""
         self._seeds = [address for address in addresses if address != address_of(self.own.metadata or {})]
 
     def set_metadata(self, metadata: Mapping[str, bytes]) -> None:

@@ -1,10 +1,10 @@
-"""The catalog's tables: immutable mappings of which a change copies a small part, not the whole.
+"""The catalog's tables: immutable mappings; a changed copy shares most of its content with the original.
 
 A table is `PARTS` dicts. A changed table has copies of the dicts in which a key changed, and shares the
 others with the table before: so a change of one record of 100,000 takes microseconds, and so does finding
 what differs between two tables of one history. Reading is that of any mapping, nearly as fast as a dict.
 
-The order of a table is the same in every process, but it says nothing: code that chooses among records
+The order of a table is the same in every process, but it has no meaning: code that chooses among records
 sorts them. msgspec encodes a table as the map that a dict would be (`encoded`).
 """
 

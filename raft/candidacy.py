@@ -157,7 +157,7 @@ class Candidacy:
         self._floor = None
 
     def inhibit_campaign(self, inhibited: bool, *, now_ms: int) -> None:
-        """Forbid campaigns (True), as our log is being replaced, or allow them again (False)."""
+        """Forbid campaigns (True), because our log is being replaced, or allow them again (False)."""
         self.inhibited = inhibited
         if not inhibited:
             self.timer.retry(now_ms=now_ms)

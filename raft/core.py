@@ -234,12 +234,12 @@ class Core:
 
     @property
     def last_term(self) -> int:
-        """The term of the last entry."""
+        """The term of the last entry in our log."""
         return self._log.last_term
 
     @property
     def last_index(self) -> int:
-        """The index of the last entry, even if no `Ready` has handed it out yet."""
+        """The index of the last entry in our log, even if no `Ready` has handed it out yet."""
         return self._log.last_index
 
     @property
@@ -249,7 +249,7 @@ class Core:
 
     @property
     def is_reconfiguring(self) -> bool:
-        """Whether the configuration in force is not known to be committed."""
+        """Whether a change of the configuration is under way: the one in force is not committed yet."""
         return self._log.configurations.index > self._log.committed_index
 
     @property
@@ -270,7 +270,7 @@ class Core:
 
     @property
     def uncommitted_bytes(self) -> int:
-        """The bytes that were appended since the start and are not committed."""
+        """The bytes of the entries that were appended since the start and are not committed."""
         return self._log.uncommitted_bytes
 
     @property
@@ -483,7 +483,7 @@ class Core:
             self._candidacy.campaign_prevote(now_ms=now_ms)
 
     def suspect_leader(self, *, now_ms: int, spread_ms: int = 0) -> None:
-        """Suspect the leader, as a report says that it is gone: until it is heard again, campaign soon.
+        """Suspect the leader, because a report says that it is gone: campaign soon, unless it is heard again.
 
         Meanwhile, pre-votes of others are granted. With `spread_ms` the first campaign comes at a random
         instant within that time, and the delays before later ones are longer, too: use it when many groups
@@ -528,7 +528,7 @@ class Core:
             leadership.resume(replica_id)
 
     def inhibit_campaign(self, inhibited: bool, *, now_ms: int) -> None:
-        """Forbid campaigns (True), as this replica's log is being replaced, or allow them again (False).
+        """Forbid campaigns (True), because the replica's log is being replaced, or allow them again (False).
 
         The replica still votes.
         """

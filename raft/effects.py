@@ -1,6 +1,6 @@
 """Three objects that the parts of a core share: identity, effects of the next `Ready`, and tracer.
 
-`Following`, `Leadership` and `Candidacy` are each given these, so they report through them and not through
+`Following`, `Leadership` and `Candidacy` share these objects: they put their results there, and need not know
 each other.
 """
 

@@ -51,7 +51,7 @@ class ElectionTimer:
         self.deadline_ms = now_ms + self._wait_ms
 
     def on_contact(self, *, now_ms: int) -> None:
-        """Start the timeout again: the leader gave a sign of life."""
+        """Start the timeout again, because the leader gave a sign of life."""
         self.last_contact_ms = now_ms
         self.deadline_ms = now_ms + self._wait_ms
         self.suspected = False
@@ -80,7 +80,7 @@ class ElectionTimer:
             self.retry(now_ms=now_ms)
 
     def expedite(self, *, now_ms: int) -> None:
-        """Undo the spread of `suspect`: campaign in `MAX_SUSPICION_DELAY_MS`, never later than chosen.
+        """Undo the spread of `suspect`: campaign within `MAX_SUSPICION_DELAY_MS`, or earlier if so chosen.
 
         Do nothing if the leader is not suspected.
         """
@@ -116,7 +116,7 @@ class ElectionTimer:
         self.restart(now_ms=now_ms)
 
     def postpone(self, *, by_ms: int) -> None:
-        """Move the deadline by `by_ms`: the loop stalled, and messages to us may lie unread in the sockets.
+        """Move the deadline by `by_ms`, because the loop stalled and messages to us may lie unread.
 
         Do nothing while the leader is suspected: that rests on a report, not on a silence that the stall
         could explain.

@@ -173,7 +173,7 @@ class Following:
 
         What we acknowledged to the leader of a term stays in our log for as long as the term lasts, and an
         incarnation is durable before any other replica hears of it. So a log that lacks either is an older
-        copy that was put back. An acknowledgement of a former incarnation says nothing.
+        copy that was put back. An acknowledgement of a former incarnation is not compared.
         """
         index, own = message.held_index, self._identity.incarnation
         if own < message.receiver_incarnation <= own + MOST_LOSSES:
@@ -220,7 +220,7 @@ class Following:
 
 
 def well_formed(message: Append, entries: Sequence[Entry]) -> bool:
-    """Return whether `entries` are as `message` says: their number, without a gap, terms never falling."""
+    """Return whether `entries` fit `message`: as many as it says, without a gap, terms never falling."""
     if message.entry_count != len(entries):
         return False
     index, term = message.prev_index, message.prev_term

@@ -158,7 +158,7 @@ class Leadership:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing was appended since the last heartbeat, and nothing waits or is under way."""
+        """Whether nothing was appended since the last heartbeat, and the group has nothing else to do."""
         log = self._log
         last = log.last_index
         return (
@@ -347,7 +347,7 @@ class Leadership:
         return sum(map(self.is_active, voters)) >= majority(len(voters))
 
     def persisted(self, term: int) -> None:
-        """Count our own copy up to `durable_index`, whose entry has `term`, and commit what that allows."""
+        """Count our log up to `durable_index` (an entry of `term`) in majorities, and commit what can be."""
         if term == self.term:
             # The term and our vote in it were recorded before its first entry, so they are durable too.
             self.held = False
@@ -392,7 +392,7 @@ class Leadership:
     # Answers
 
     def reincarnated(self, replica_id: int) -> None:
-        """Forget what a replica acknowledged: it came back as a new incarnation."""
+        """Forget what a replica acknowledged, because it came back as a new incarnation."""
         progress = self.progress.get(replica_id)
         if progress is not None and progress is not self.own:
             progress.reset(
@@ -508,7 +508,7 @@ class Leadership:
             progress.catch_up(resume_index)
 
     def resume(self, replica_id: int) -> None:
-        """Probe this replica and send it entries again, as its copy of the log failed."""
+        """Probe this replica and send it entries again, because its catch-up failed."""
         progress = self.progress.get(replica_id)
         if progress is not None and progress.flow is Flow.CATCH_UP:
             progress.probe(progress.match_index + 1)
@@ -565,7 +565,7 @@ class Leadership:
             self._effects.messages.append(TimeoutNow(*self._sender.head_to(self.transfer_target)))
 
     def transfer_on_removal(self) -> None:
-        """Let the voter with the longest log campaign at once: our own removal is committed."""
+        """Let the voter with the longest log campaign at once, because our own removal is committed."""
         best = max(self._voters, key=lambda progress: progress.match_index)
         self._effects.messages.append(TimeoutNow(*self._sender.head_to(best.replica_id)))
 

@@ -75,7 +75,7 @@ class RaftLog:
         return self.pending[place].term if place < len(self.pending) else None
 
     def size(self, index: int) -> int:
-        """Return the size of entry `index` in bytes; it must be there."""
+        """Return the size of entry `index` in bytes; the log must hold that entry."""
         if index <= self._view_last:
             return self._view.size(index)
         return self.pending[index - self._view_last - 1].size
@@ -163,7 +163,7 @@ class RaftLog:
                 self.uncommitted_bytes += uncommitted[-1][1]
 
     def commit(self, index: int) -> None:
-        """Move the commit index up to `index`."""
+        """Advance the commit index to `index`."""
         assert self.committed_index <= index <= self.last_index, (
             f"commit moves from {self.committed_index} to {index}, last is {self.last_index}"
         )

@@ -2,7 +2,7 @@
 
 Every message names its cluster, its group, both replica ids, the sender's incarnation and the sender's term,
 so that nothing meant for another incarnation or another group is ever taken for ours. What a message *does*
-is decided in `raft.core`; this module is apart so that a transport can carry messages without the protocol.
+is decided in `raft.core`; a transport can carry messages with this module alone.
 
 The payload of an `Append` is not part of the struct: the struct says how many entries belong to it, and the
 transport carries their frames after it, untouched.

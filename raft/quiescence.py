@@ -64,12 +64,12 @@ class QuiesceOffer:
         return round_ >= self._first_round and bool(self._missing) and replica_id in self.asked
 
     def agreed(self, replica_id: int) -> bool:
-        """Note that a replica agrees; return whether it was the last one."""
+        """Note that a replica agrees to quiesce; return whether it was the last one that was missing."""
         self._missing.discard(replica_id)
         return not self._missing
 
     def withdraw(self) -> None:
-        """Void the present offer."""
+        """Withdraw the present offer: answers to it are ignored."""
         self._missing = set()
 
     def end(self) -> None:

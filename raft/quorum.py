@@ -26,8 +26,8 @@ def majority(size: int) -> int:
 def agreed_value(values: list[int]) -> int:
     """Return the highest value that a majority has reached, given one value per voter; reorders the list.
 
-    It serves match indexes (what is committed) and confirmation rounds (what is confirmed) alike. For no
-    voters it is 0: there is no majority.
+    It is used for match indexes (the result is committed) and for numbers of rounds (the result is
+    confirmed). Without voters it is 0, because there is no majority.
     """
     size = len(values)
     if size == 0:

@@ -84,7 +84,7 @@ class Sender:
             progress.sent(prev_index + count, size_bytes)
 
     def heartbeat(self, progress: Progress, round_: int, *, quiesce: bool = False) -> None:
-        """Send a heartbeat, which wants an answer; with round 0 a commit notice, which wants none."""
+        """Send a heartbeat, which is to be answered; with round 0 a commit notice, which is not."""
         commit = progress.sent_commit = self._log.committed_index
         held_term = self._log.term(progress.match_index) if progress.match_index else None
         self._effects.messages.append(

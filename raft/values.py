@@ -26,7 +26,7 @@ class Role(Enum):
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """One entry of the log. `data` is opaque to the core, `size` its length in bytes."""
+    """One entry of the log. The core does not interpret `data`; `size` is its length in bytes."""
 
     index: int
     term: int
@@ -36,7 +36,7 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 class HardState(msgspec.Struct, frozen=True):
-    """The state besides the log that must survive a crash. `vote` is 0 for none in this term."""
+    """Term and vote, which must survive a crash like the log. `vote` is 0 if there is none in this term."""
 
     term: int = 0
     vote: int = 0

@@ -42,9 +42,10 @@ _NONE = bytes(NONCE_BYTES)
 
 
 class Opened(NamedTuple):
-    """The result of opening a datagram: its `body`; or a datagram to `send` to an address; or nothing.
+    """The result of checking a datagram: its `body`, if it is accepted, else None.
 
-    `outcome` names the counter of the reason if there is no body.
+    `send` is an address and a datagram to send there, such as a challenge. `outcome` is the name of the
+    counter of the reason, if there is no body.
     """
 
     body: bytes | None = None
@@ -63,7 +64,7 @@ class _Window:
         self.had = 0
 
     def takes(self, number: int) -> bool:
-        """Note a number; return whether it is new."""
+        """Record a datagram's number; return whether it is new (not too old, and not received before)."""
         if number > self.highest:
             self.had = (self.had << (number - self.highest) | 1) if number - self.highest < WINDOW else 1
             self.had &= (1 << WINDOW) - 1

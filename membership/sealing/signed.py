@@ -22,7 +22,7 @@ class SignedForm:
         assert self._signatures.digest_size == DIGEST_BYTES, self._signatures.digest_size
 
     def close(self, body: bytes) -> bytes:
-        """Return the datagram that carries the body."""
+        """Return the datagram that carries `body`, signed with the key."""
         salt, digest = self._signatures.sign(MAGIC + body)
         return b"".join((MAGIC, salt, digest, body))
 

@@ -24,7 +24,7 @@ def belonging_weights(state: CatalogState, *, unfit: Collection[str] = ()) -> di
 
 
 def zones_of(state: CatalogState) -> dict[str, str]:
-    """Return the zones of the nodes that have one, by node."""
+    """Return, by node, the zones (failure domains) of the nodes that have one."""
     return {name: node.effective_zone for name, node in state.nodes.items() if node.effective_zone}
 
 
@@ -36,9 +36,9 @@ def wanted_number(state: CatalogState, partition: PartitionRecord) -> int:
 def wanted_nodes(
     state: CatalogState, partition: PartitionRecord, *, unfit: Collection[str] = ()
 ) -> list[str]:
-    """Return the nodes that should hold a partition, best first; fewer than wanted when fewer belong.
+    """Return the nodes that should hold a partition, best first; fewer than wanted if too few belong.
 
-    `unfit` are nodes that count as not belonging: those that have been gone for long.
+    `unfit` are nodes that are left out because they have been gone for long.
     """
     return Wanted(state, unfit=unfit).nodes(partition)
 

@@ -1,9 +1,10 @@
 """Drive the changes of routes, on the node that leads the catalog (docs/routes.md).
 
-Each change has a task, which asks the leaders of its inputs and outputs every `plan.ROUND_MS`, and asks the
-catalog to close or cancel it, as `plan` decides. All steps compare and set, and the catalog records them. So
-the next leader of the catalog can continue at any point. The leaders of the inputs seal them by themselves
-when the change is closing (`laminar.node.shard.route_changes`).
+Each change has a task. It polls the leaders of the change's inputs (the partitions that end) and outputs
+(those that replace them) every `plan.ROUND_MS`, and asks the catalog to close or cancel the change, as `plan`
+decides. The catalog records each step, and refuses one that no longer fits its state. So the next leader of
+the catalog can continue at any point. The leaders of the inputs seal them by themselves when the change is
+closing (`laminar.node.shard.route_changes`).
 """
 
 from __future__ import annotations
@@ -119,7 +120,7 @@ class RouteDriver:
             self._changed.set()
 
     def current(self, topic: str, change_id: int) -> tuple[Catalog, CatalogState, RouteChange] | None:
-        """Return the catalog and a change; None when the change is over, or this node no longer drives it."""
+        """Return the catalog, its state and a change; None if the change is over or another node leads."""
         catalog = self._led_catalog()
         if catalog is None:
             return None
@@ -212,7 +213,7 @@ class RouteDriver:
 
 
 class _Driven:
-    """One change while it is driven: what was asked last, and since when no leader has answered."""
+    """The driving of one change: what its inputs were asked last, and when their leaders last answered."""
 
     def __init__(self, driver: RouteDriver, topic: str, change: RouteChange) -> None:
         self._driver = driver
@@ -234,7 +235,7 @@ class _Driven:
         return self._driver.now_ms() - self._phase_ms if self._phase == "closing" else 0
 
     async def run(self) -> None:
-        """Ask and decide until the change is over, or another node leads the catalog."""
+        """Poll inputs and outputs, and act, until the change is over or another node leads the catalog."""
         while True:
             found = self._driver.current(self._topic, self._id)
             if found is None:

@@ -38,12 +38,12 @@ def origin_of(topic: TopicRecord, number: int) -> RouteChange | None:
 
 
 def end_change_of(topic: TopicRecord, number: int) -> RouteChange | None:
-    """Return the change that ends a partition, under way or done; None if none does."""
+    """Return the change of the route that ends a partition, under way or done; None if there is none."""
     return next((each for each in _changes(topic) if number in [held.number for held in each.inputs]), None)
 
 
 def seal_of(topic: TopicRecord, number: int) -> Seal | None:
-    """Return the final end of a partition; None while its leader has not reported one."""
+    """Return the seal of a partition (its final end); None until its leader has reported one."""
     change = end_change_of(topic, number)
     return None if change is None else change.seals.get(number)
 
