@@ -32,7 +32,7 @@ _MODES = {1: "native", 2: "generic", 3: "offloaded", 4: "several"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interface:
-    """One network interface, as of the call that returned it."""
+    """One network interface and its addresses, as they were at the call that returned it."""
 
     index: int
     name: str
@@ -81,8 +81,8 @@ def interfaces() -> list[Interface]:
 def interfaces_of(host: str) -> list[Interface]:
     """Return the interfaces on which packets to the address `host` arrive.
 
-    For 0.0.0.0 and :: these are all interfaces that are up and have an address of that IP version, without
-    loopback and bridges (whose members see the packets first).
+    For 0.0.0.0 and :: these are all interfaces that are up and have an address of that IP version. Loopback
+    and bridges are left out; the members of a bridge see its packets first.
     """
     address = ip_address(host)
     found = interfaces()

@@ -1,8 +1,9 @@
 """The bpf(2) system call, as far as it is needed here: maps, programs, links and pins, by file descriptor.
 
-BCC compiles the program and makes its maps, and for that loads a compiler into its process. All later calls
-are made by this module, in any process and without BCC. Every failure is an `OSError` with the kernel's error
-number; a program that the verifier refuses is `Refused`, with the verifier's log. Source: linux/bpf.h.
+BCC compiles the program and creates its maps; for that it loads a compiler into the process that calls it.
+All later calls are made by this module, in any process and without BCC. Every failure is an `OSError` with
+the kernel's error number; a program that the verifier refuses is `Refused`, with the verifier's log. Source:
+linux/bpf.h.
 """
 
 from __future__ import annotations
@@ -80,8 +81,8 @@ def possible_cpus() -> int:
 class BpfMap:
     """One map of the kernel. The object owns the descriptor `fd`, and `close` closes it.
 
-    Every key has `key_bytes` bytes and every value `value_bytes`, as the map was made. Not for several
-    threads at a time: the buffers are shared.
+    Every key has `key_bytes` bytes and every value `value_bytes`, as set when the map was created. Use it in
+    one thread at a time: its buffers are shared.
     """
 
     def __init__(self, fd: int, *, key_bytes: int, value_bytes: int) -> None:
@@ -112,14 +113,14 @@ class BpfMap:
         self._call(_UPDATE, key, self._value)
 
     def delete(self, key: bytes) -> None:
-        """Remove a key, if it is there."""
+        """Remove a key; do nothing if the map does not have it."""
         try:
             self._call(_DELETE, key, None)
         except FileNotFoundError:
             pass
 
     def keys(self) -> Iterator[bytes]:
-        """Yield every key. If a key is deleted meanwhile, the kernel begins again: make a list first."""
+        """Yield every key. A deletion meanwhile may repeat keys: make a list before you delete."""
         key: bytes | None = None
         while True:
             try:
@@ -138,8 +139,8 @@ def load_program(instructions: bytes, *, name: str) -> int:
     """Load an XDP program and return its descriptor.
 
     Raises:
-        Refused: the verifier refused it; with the verifier's log.
-        OSError: the kernel does not take it for another reason.
+        Refused: the verifier refused the program; the error has the verifier's log.
+        OSError: the kernel refused the program for another reason.
     """
     code = ctypes.create_string_buffer(instructions, len(instructions))
     licence = ctypes.create_string_buffer(b"MIT")
@@ -172,7 +173,7 @@ def load_program(instructions: bytes, *, name: str) -> int:
 
 
 def pin(fd: int, path: str) -> None:
-    """Pin a map, program or link at `path` in a bpf file system: it exists at least as long as the file."""
+    """Pin a map, program or link as the file `path` of a bpf file system; the file keeps it alive."""
     text = ctypes.create_string_buffer(path.encode())
     call(_PIN, _PINNING.pack(ctypes.addressof(text), fd, 0))
 
@@ -202,7 +203,7 @@ def detach(link: int) -> None:
 
 
 def interface_of(link: int) -> int:
-    """Return the index of the interface that the link's program is attached to; 0 if it is gone."""
+    """Return the index of the interface that a link's program is attached to; 0 if that no longer exists."""
     return int(_LINK_INFO.unpack(_info(link, _LINK_INFO.size))[3])
 
 
@@ -231,7 +232,7 @@ def _info(fd: int, size: int) -> bytes:
 
 
 class TestRun:
-    """A run of a program on packets that were never on a network (BPF_PROG_TEST_RUN)."""
+    """Runs a loaded program on packets given as bytes, without any network (BPF_PROG_TEST_RUN)."""
 
     __test__ = False  # not a test class, for pytest
 

@@ -1,8 +1,8 @@
 """The contents of the program's maps, as bytes: the same structs and numbers as in `steer.c`.
 
-Each node that shares the program has a *slot*. Each process of a node that receives packets has a *row*: a
-shard the row of its number, the controller `CONTROLLER_ROW`. This module only computes; `ebpf.kernel` makes
-the system calls. A test compares the numbers with the C source.
+Each node that shares the program has a *slot*, a number. Each process of a node that receives packets has a
+*row* in it: a shard the row of its number, the controller `CONTROLLER_ROW`. This module only computes;
+`ebpf.kernel` makes the system calls. A test compares the numbers with the C source.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TCP, UDP = 6, 17
 
 
 class Rule(IntEnum):
-    """The kind of a packet, by the port it goes to."""
+    """The kind of a packet, by its destination port: which rule chooses the CPU."""
 
     SHARED_TCP = 0
     """To the shard that `router.shard_of_source_port` names."""
@@ -38,7 +38,7 @@ class Rule(IntEnum):
 
 
 class Passed(IntEnum):
-    """The reasons why a packet passed untouched."""
+    """The reasons for which the program passes a packet on without redirecting it."""
 
     NOT_IP = 0
     MALFORMED = 1
@@ -57,7 +57,7 @@ TARGET_BYTES = _TARGET.size
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The destination of a packet. `protocol` is `TCP` or `UDP`.
+    """A destination (address, port, protocol) of packets to be steered. `protocol` is `TCP` or `UDP`.
 
     The addresses 0.0.0.0 and :: stand for any address of their IP version.
     """
@@ -79,7 +79,7 @@ class Place:
 
     @classmethod
     def unpack(cls, key: bytes) -> Place:
-        """Return the destination of a key, the reverse of `pack`."""
+        """Return the destination from a key of the map, the reverse of `pack`."""
         packed, port, protocol = PLACE.unpack(key)
         address = IPv6Address(packed)
         return cls(address.ipv4_mapped or address, port, protocol)
@@ -87,7 +87,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """The program's entry for a destination: the value in the map `targets`."""
+    """What the program does with packets to a destination: the value in the map `targets`."""
 
     rule: Rule
     slot: int
@@ -98,7 +98,7 @@ class Target:
     """The CPU of each row; the process of a row that is not here is not pinned to a CPU."""
 
     def pack(self) -> bytes:
-        """Return the bytes of `struct target`."""
+        """Return the bytes of `struct target`: this target's value in the map `targets`."""
         assert 0 <= self.slot < SLOTS, self.slot
         assert 0 < self.shards <= MAX_SHARDS, self.shards
         return _TARGET.pack(
@@ -108,7 +108,7 @@ class Target:
 
     @classmethod
     def unpack(cls, value: bytes) -> Target:
-        """Return the target of a value, the reverse of `pack`."""
+        """Return the target from a value of the map, the reverse of `pack`."""
         rule, slot, row, shards, *cpus = _TARGET.unpack(value)
         pinned = {at: cpu for at, cpu in enumerate(cpus) if cpu != NO_CPU}
         return cls(rule=Rule(rule), slot=slot, row=row, shards=shards, cpus=pinned)
@@ -116,7 +116,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodePlan:
-    """The steering that one node asks for: its addresses, and the CPUs its processes are pinned to."""
+    """What one node wants steered: its address and ports, and the CPUs that its processes are pinned to."""
 
     host: str
     """The address that the node binds, as a numeric text."""
@@ -131,7 +131,7 @@ class NodePlan:
     controller_cpu: int | None = None
 
     def targets(self, slot: int) -> Iterator[tuple[Place, Target]]:
-        """Yield the entries of the map `targets` for this node, if it has `slot`."""
+        """Yield the entries (key, value) of the map `targets` for this node in slot `slot`."""
         address, shards = ip_address(self.host), len(self.shard_cpus)
         assert len(self.own_ports) == shards, (len(self.own_ports), shards)
         cpus = dict(enumerate(self.shard_cpus))

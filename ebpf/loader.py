@@ -2,7 +2,8 @@
 
 The first node that joins attaches the program, the last one that leaves detaches it. It is attached by a BPF
 link and never replaces another program: the kernel refuses the link if another program is attached, and
-refuses other programs while the link exists. `ebpf.shared` keeps the link, and knows which nodes are alive.
+refuses other programs while the link exists. `ebpf.shared` manages the pinned link, and tells which nodes are
+alive.
 """
 
 from __future__ import annotations
@@ -38,10 +39,10 @@ class NotSteered(Exception):
 
 @dataclass(slots=True)
 class Membership:
-    """A node's share in the program of one interface.
+    """A node's membership among the nodes that share the program of one interface.
 
-    `lock` is a descriptor of `node_folder`, locked while the node's supervisor lives: other nodes see by it
-    that this node is alive (`ebpf.shared`). It is -1 after `let_go`.
+    `lock` is a descriptor of `node_folder`, locked while the node's supervisor lives, by which other nodes
+    see that this node is alive (`ebpf.shared`); -1 after `let_go`.
     """
 
     interface: str
@@ -93,12 +94,12 @@ def modes_of(interface: Interface) -> tuple[int, ...]:
 
 
 def join(interface: Interface, plan: NodePlan, *, pid: int, modes: Sequence[int] | None = None) -> Membership:
-    """Steer what `plan` says on this interface, for a node whose supervisor has the process id `pid`.
+    """Begin to steer the packets of a node on this interface; return the node's membership.
 
-    If no other node has attached the program, this function compiles, loads and attaches it. That loads a
-    compiler into this process, which should end soon for that reason. `modes` are the modes in which to
-    attach, the best first; None takes those of `modes_of`. A program that is attached already stays in its
-    mode.
+    `plan` says what to steer; `pid` is the process id of the node's supervisor. If no other node has attached
+    the program, this function compiles, loads and attaches it. That loads a compiler into this process, which
+    should therefore end soon. `modes` are the modes in which to attach, the best first; None takes those of
+    `modes_of`. A program that is attached already stays in its mode.
 
     Raises:
         NotSteered: when the interface cannot be steered; the text is the reason.
@@ -121,7 +122,7 @@ def join(interface: Interface, plan: NodePlan, *, pid: int, modes: Sequence[int]
 
 
 def try_loading() -> tuple[Requirement, str]:
-    """Compile and load the program without attaching it; return the result as a requirement, and the log.
+    """Compile and load the program without attaching it; return whether that worked, and the log.
 
     The log is the compiler's or the verifier's output after a failure, else empty.
     """
@@ -222,8 +223,8 @@ def _folder_of(interface: Interface) -> Path:
     """Return the folder for this interface that nodes with the same program share; it may not exist yet.
 
     Raises:
-        NotSteered: nodes with another version of the program steer on the interface, or the folder's name is
-            taken by a file.
+        NotSteered: nodes with another version of the program steer on the interface, or a file has the
+            folder's name.
     """
     prefix = f"{network_namespace()}-{interface.index}-"
     folder = FOLDER / f"{prefix}{digest()}"

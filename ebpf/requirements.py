@@ -1,4 +1,4 @@
-"""What this machine needs before a program can be attached, and what it lacks.
+"""The requirements of steering: what a machine needs before an XDP program can be attached.
 
 The checks are cheap, change nothing, and import no compiler. Whether the program really loads is known only
 after loading it (`ebpf.loader.try_loading`).
@@ -36,7 +36,7 @@ class Requirement:
 
     @property
     def reason(self) -> str:
-        """The reason to show if the requirement is not met, with the Debian package that helps."""
+        """The text to show if the requirement is not met; it names the Debian package that helps, if any."""
         return f"{self.found} (Debian: apt-get install {self.package})" if self.package else self.found
 
 

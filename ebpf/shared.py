@@ -1,6 +1,6 @@
 """The state of the XDP program that nodes of one host share: a folder per interface in the bpf file system.
 
-The folder holds the link (the program stays attached while the link exists), the maps, and a folder
+The folder has the link (the program stays attached while the link exists), the maps, and a folder
 `node-SLOT-PID` for each node. A node's supervisor holds a lock of its node folder, which the kernel releases
 however the supervisor ends. So a lock that can be taken shows that the node is gone. A node that joins or
 leaves removes what dead nodes left, and a program that no node uses any more.
@@ -34,7 +34,7 @@ _NODE_FOLDER = re.compile(r"node-(\d+)-(\d+)")
 
 @dataclass(slots=True)
 class Shared:
-    """The opened folder of one interface: descriptors of its link and maps, until `close`."""
+    """The opened link and maps of the program on one interface, for all nodes that share it; `close` it."""
 
     folder: Path
     link: int
@@ -67,7 +67,7 @@ class Shared:
             each.close()
 
     def counts(self, slot: int, rows: Iterable[int] = range(ROWS)) -> dict[tuple[int, Rule], tuple[int, int]]:
-        """Return a slot's numbers of packets by (row, rule): redirected, and already on the right CPU.
+        """Return the packet counts of a slot, by (row, rule): (redirected, already on the right CPU).
 
         A row and rule without packets is left out.
         """
@@ -83,7 +83,7 @@ class Shared:
         return found
 
     def passed_counts(self) -> dict[Passed, int]:
-        """Return the packets that passed untouched, by reason."""
+        """Return, by reason, the numbers of packets that were passed on without redirection."""
         return {reason: self._sum(self.passed, reason) for reason in Passed}
 
     def _sum(self, counters: BpfMap, at: int) -> int:
@@ -124,7 +124,7 @@ class Shared:
 
 @contextmanager
 def locked() -> Iterator[None]:
-    """Hold the lock under which nodes join and leave."""
+    """Hold the lock of this host under which nodes join and leave, while the context lasts."""
     FOLDER.mkdir(mode=0o700, exist_ok=True)
     fd = os.open(FOLDER, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -135,7 +135,7 @@ def locked() -> Iterator[None]:
 
 
 def sweep() -> None:
-    """Remove what dead nodes left, and every program without a node. The caller holds `locked`."""
+    """Remove what dead nodes left, and programs that no node uses. The caller holds `locked`."""
     for folder in program_folders():
         alive = False
         for slot, _, node_folder in nodes_in(folder):
@@ -155,14 +155,14 @@ def sweep() -> None:
 
 
 def program_folders() -> list[Path]:
-    """Return the folders of all programs. All else in `FOLDER` is not Laminar's, and stays there."""
+    """Return the folders of Laminar's programs in `FOLDER`; anything else there is left alone."""
     return [path for path in FOLDER.iterdir() if _PROGRAM_FOLDER.fullmatch(path.name) and path.is_dir()]
 
 
 def _is_attached(folder: Path) -> bool:
     """Return whether the folder's link still attaches the program to an interface.
 
-    The interface can be gone, with its network namespace, while nodes live.
+    The interface may be gone with its network namespace although nodes are alive.
     """
     try:
         link = kernel.get_pinned(str(folder / "link"))
@@ -212,7 +212,7 @@ def remove(folder: Path) -> None:
 
 
 def maps_of(fds: dict[str, int]) -> dict[str, BpfMap]:
-    """Return the program's maps by name. They own the descriptors `fds`, which are by name too."""
+    """Return the program's maps by name, made from their descriptors `fds` by name, which they now own."""
     per_cpu = 8 * kernel.possible_cpus()
     sizes = {
         "targets": (PLACE.size, TARGET_BYTES),

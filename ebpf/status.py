@@ -1,4 +1,4 @@
-"""The present steering on this machine, for display. It is read from the shared maps; nothing is changed."""
+"""The present state of steering on this machine, for display, read from the shared maps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ebpf.shared import FOLDER, Shared, is_alive, nodes_in
 class NodeStatus:
     """The steering of one node on one interface.
 
-    `counts` is by (row, rule): packets redirected, and packets that were on the right CPU already.
+    `counts` has, by (row, rule), the packets redirected and those that were on the right CPU already.
     """
 
     slot: int

@@ -1,8 +1,8 @@
 """The compiler of the program: it finds BCC and kernel headers on this machine, and compiles with them.
 
 BCC is pure Python over libbcc. It comes from the system's packages, so it is outside of this program's
-environment. It is imported by the path of its file. To add that folder to `sys.path` instead would make all
-its other packages visible too (another numpy, say). Compile only in a process that ends soon: BCC loads a
+environment. It is imported by the path of its file. If that folder were added to `sys.path`, all its other
+packages (another numpy, say) could be imported, too. Compile only in a process that ends soon: BCC loads a
 compiler.
 """
 
@@ -95,7 +95,7 @@ def _headers_in(place: Path) -> Headers | None:
 
 
 def digest() -> str:
-    """Return a digest of the program's source and of the number of CPUs: nodes with the same one share it."""
+    """Return a digest of the program's source and the number of CPUs; with an equal one nodes share it."""
     made_of = blake2b(digest_size=6)
     for name in SOURCES:
         made_of.update((SOURCE_FOLDER / name).read_bytes())
@@ -105,7 +105,7 @@ def digest() -> str:
 
 @dataclass(slots=True)
 class Compiled:
-    """The program's instructions as bytes, and descriptors of its maps by name, which the caller closes."""
+    """The compiled program: its instructions, and its maps' descriptors by name, which the caller closes."""
 
     instructions: bytes
     maps: dict[str, int]
@@ -115,7 +115,7 @@ def compile_program() -> Compiled:
     """Compile the program and make its maps.
 
     Raises:
-        CompileError: with the compiler's output.
+        CompileError: BCC could not compile it; the text has the compiler's output.
         LookupError: BCC or the headers are missing.
     """
     found, headers = find_bcc(), find_headers()

@@ -26,7 +26,7 @@ so these starts can have promised nothing.
 
 
 class BootRecord(msgspec.Struct, frozen=True, array_like=True):
-    """One start of a node. `tick` counts up from 0 while that start runs."""
+    """One start of a node: its number, a random nonce, and a tick that counts up from 0 while it runs."""
 
     number: int
     nonce: bytes
@@ -48,8 +48,8 @@ def advance(history: Sequence[BootRecord]) -> tuple[BootRecord, ...]:
 def contradicts(history: Sequence[BootRecord], known: BootRecord | None) -> bool:
     """Return whether the folder with `history` is an older copy of one whose newest record was `known`.
 
-    The tick of the history's last record decides nothing: a message that the node sent before that tick was
-    advanced may arrive late. An empty history contradicts every known record; None contradicts none.
+    The tick of the history's last record is not compared: a message that the node sent before it advanced
+    that tick may arrive late. An empty history contradicts every known record; None contradicts none.
     """
     if known is None:
         return False

@@ -64,7 +64,7 @@ RESULTS_KEPT = 1024
 
 
 class NotCatalogLeader(Exception):
-    """This node's replica of group 0 doesn't lead it. `leader` is the node that seems to, or None."""
+    """This node doesn't lead group 0. `leader` is the node that seems to lead it, or None."""
 
     def __init__(self, leader: str | None = None) -> None:
         super().__init__(f"the catalog's leader is {leader or 'unknown'}")
@@ -74,7 +74,8 @@ class NotCatalogLeader(Exception):
 class OutcomeUnknown(Exception):
     """The command may be committed, but its result is not known here.
 
-    The state arrived as a snapshot, or this node's catalog stopped while the command was on its way.
+    The catalog's state came from a snapshot that includes the command, or this node's catalog stopped before
+    the command was applied.
     """
 
 
@@ -87,10 +88,10 @@ class NotEnabled(Exception):
 
 
 class Proposer(Protocol):
-    """The part of group 0 that the catalog uses."""
+    """Group 0 as the catalog uses it: it gets a command committed."""
 
     async def propose(self, command: bytes) -> int:
-        """Return the index at which exactly this command was committed.
+        """Propose a command; return the index of the entry with which it was committed.
 
         Raises:
             NotCatalogLeader: it was not committed, and will not be proposed here.
@@ -102,7 +103,9 @@ Rule = Callable[[CatalogState, Request], rules.Change]
 
 
 class CatalogTables(Replicated):  # type: ignore[misc]  # pysyncobj has no types
-    """The replicated object. Each method takes a request as JSON text and returns a `Result`.
+    """The replicated object that holds the catalog's state. Its methods are the catalog's commands.
+
+    Each method takes a request as JSON text and returns a `Result`.
 
     The names of the methods and their `ver` are part of the log's format: a call is stored as the method's
     number in the order of (ver, name). New methods take a higher ``ver``. New behaviour of an old one depends
@@ -134,7 +137,7 @@ class CatalogTables(Replicated):  # type: ignore[misc]  # pysyncobj has no types
 
     @replicated
     def register_node(self, request: str) -> Result:
-        """Record a node, or changes of it (`catalog_rules.register_node`)."""
+        """Record a node, or its new addresses (`catalog_rules.register_node`)."""
         rule = partial(rules.register_node, enabled=self._syncObj.getCodeVersion())
         return self._follow(rule, RegisterNode, request)
 
@@ -203,7 +206,7 @@ class _Snapshot(msgspec.Struct, frozen=True):
 
 
 class Catalog:
-    """The agreed metadata of one node: commands in, `state()` out.
+    """One node's copy of the catalog: proposes commands, applies committed ones, and has the state.
 
     The driver of group 0 calls `apply` once for each committed command, in log order, on leader and follower
     alike, and `restore` when the log begins with a snapshot. `on_change` is called with the new state after
@@ -275,7 +278,7 @@ class Catalog:
         return result
 
     def snapshot(self) -> bytes:
-        """Return everything that `apply` made of the log up to `applied_index`, as bytes."""
+        """Return the state as of `applied_index`, and all else that `apply` needs to go on, as bytes."""
         snapshot = _Snapshot(
             SNAPSHOT_FORMAT, self._applied_index, self._objects.code_version(), self._tables._serialize()
         )
@@ -314,13 +317,14 @@ class Catalog:
     async def register_node(self, record: NodeRecord, *, former: Sequence[BootRecord] = ()) -> Result:
         """Record a node. Outcomes: created, exists, updated, store_changed, rolled_back, invalid.
 
-        The outcome is store_changed when its name has another store, rolled_back when the store is an older
-        copy. `former`: see `RegisterNode`. ``result.node.catalog_replica`` is its replica id in group 0.
+        store_changed: another store is recorded under this name. rolled_back: the store is an older copy of
+        itself. `former` are boot records of earlier starts (see `RegisterNode`).
+        ``result.node.catalog_replica`` is the node's replica id in group 0.
         """
         return await self._command(self._tables.register_node, RegisterNode(record, former=list(former)))
 
     async def update_node(self, record: NodeRecord) -> Result:
-        """Change addresses, shards or weight of a known node; absent when it isn't known."""
+        """Change addresses, shards or weight of a node. The outcome is absent if the node isn't known."""
         return await self._command(self._tables.register_node, RegisterNode(record, known=True))
 
     async def create_topic(
@@ -353,7 +357,7 @@ class Catalog:
         return await self._command(self._tables.create_topic, request)
 
     async def mark_made(self, groups: Sequence[bytes], *, node: str, store_id: bytes) -> Result:
-        """Report that this node's replicas of `groups` are durably made. Outcomes: marked, unchanged.
+        """Report that a node has created its replicas of `groups`, durably. Outcomes: marked, unchanged.
 
         ``result.groups`` are the groups that are live now.
         """
@@ -367,7 +371,7 @@ class Catalog:
         return await self._command(self._tables.delete_topic, DeleteTopic(name, deleted_ms, version))
 
     async def mark_removed(self, groups: Sequence[bytes], *, node: str, store_id: bytes) -> Result:
-        """Report that a node removed its replicas of deleted groups. Outcomes: marked, unchanged."""
+        """Report that a node has deleted its replicas of deleted groups. Outcomes: marked, unchanged."""
         return await self._command(self._tables.mark_removed, MarkRemoved(node, store_id, list(groups)))
 
     async def change_replicas(self, change: ReplicaChange) -> Result:

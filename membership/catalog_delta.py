@@ -22,14 +22,14 @@ from membership.records import (
 
 
 class VersionGap(Exception):
-    """A delta changes another version than the copy's: `since` in place of `version`."""
+    """A delta does not fit a copy: the delta changes version `since`, the copy has `version`."""
 
     def __init__(self, version: int, since: int) -> None:
         super().__init__(f"the copy has version {version}, the delta changes version {since}")
 
 
 class CatalogDelta(msgspec.Struct, frozen=True, array_like=True):
-    """The changes from version `since` to `version`: the new record by key, None for a removed one."""
+    """The changes of each table from version `since` to `version`: by key the new record, None if removed."""
 
     since: int
     version: int

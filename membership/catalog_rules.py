@@ -1,13 +1,13 @@
 """The rules of the catalog's changes: one pure function for each command.
 
-``rule(state, request) -> (state afterwards, result)``. A rule compares, and returns either the very state it
-was given or a new one with the next version. It reads no clock and draws no random number, because every node
-applies it by itself and must get the same state. How commands are encoded, committed and applied is in
-`catalog` and `replicated`. Invariants:
+``rule(state, request) -> (state afterwards, result)``. A rule checks the request against the state, and
+returns either the same state or a new one with the next version. It reads no clock and draws no random
+number, because every node applies it by itself and must get the same state. How commands are encoded,
+committed and applied is in `catalog` and `replicated`. Invariants:
 
 1. A replica id is given once: `next_replica_id` only grows.
 2. A group id, once seen (also in a tombstone), is never taken for another group.
-3. A partition goes `creating` -> `live` -> tombstone, never back.
+3. A partition goes `creating` -> `live` -> tombstone (the record of a deleted group), never back.
 4. A channel's id is given once, and its `FIXED` settings stay for its life.
 5. A credential never changes: it is made, and revoked.
 6. A principal owns no more objects in the catalog than its limits allow, also if it sends two requests at
@@ -142,9 +142,9 @@ def found_cluster(state: CatalogState, request: FoundCluster) -> Change:
 def register_node(state: CatalogState, request: RegisterNode, *, enabled: int = 0) -> Change:
     """Record a node, or change its addresses, shards or announced weight and zone.
 
-    Another store under a known name is refused, and so are an older copy of the store that is known and the
-    store of a node that was removed. `enabled` is the code version that the cluster has enabled: a program
-    that does not know it is refused, because it could not follow the catalog.
+    Refused are another store under a known name, an older copy of the known store, and the store of a removed
+    node. Also refused is a node whose program does not know `enabled`, the code version that the cluster has
+    enabled, because it could not apply the catalog's commands.
     """
     record = request.record
     if enabled >= REFUSE_TOO_OLD and record.code_version < enabled:
@@ -196,7 +196,7 @@ def too_old(node: str, code_version: int, *, enabled: int) -> str:
 
 
 def kept_by_command(record: NodeRecord, known: NodeRecord) -> NodeRecord:
-    """Return a node's registration, with those fields from `known` that only commands change."""
+    """Return a node's new registration, with the fields that only commands change copied from `known`."""
     return replace(
         record,
         draining=known.draining,
@@ -240,9 +240,10 @@ def _wrong_node(state: CatalogState, request: RegisterNode) -> str:
 
 
 def create_topic(state: CatalogState, request: CreateTopic, *, enabled: int = LIMITS_SINCE) -> Change:
-    """Record a topic, its placement, and its partitions in state `creating`; give out their replica ids.
+    """Record a topic, its placement, and its partitions in state `creating`; assign their replica ids.
 
-    `enabled` is the code version at this place of the log: before `LIMITS_SINCE` no topic has an owner.
+    `enabled` is the code version enabled at this entry of the log: before `LIMITS_SINCE` no topic has an
+    owner.
     """
     wrong = _wrong_topic(request)
     if wrong:
@@ -316,7 +317,7 @@ def _conflict_of_topic(state: CatalogState, request: CreateTopic) -> str:
 
 
 def mark_made(state: CatalogState, request: MarkMade) -> Change:
-    """Record that a node made its replicas; a partition whose replicas are all made becomes live.
+    """Record that a node has created its replicas; the last replica to be created makes a partition live.
 
     Groups that aren't known, and replicas that were promised to another store, are skipped.
     """
@@ -361,7 +362,7 @@ def delete_topic(state: CatalogState, request: DeleteTopic) -> Change:
 
 
 def tombstone_of(partition: PartitionRecord, deleted_ms: int, version: int) -> Tombstone:
-    """Return the record of a group that is deleted: every replica that may hold something of it."""
+    """Return the record of a deleted group: it lists the replicas whose nodes have data to delete."""
     replicas = [*partition.replicas, *(each.replica for each in partition.leaving), *partition.removed]
     return Tombstone(partition.topic, partition.number, partition.group, replicas, deleted_ms, version)
 
@@ -403,7 +404,7 @@ def update_topic_settings(state: CatalogState, request: UpdateTopicSettings) -> 
 
 
 def change_channel(state: CatalogState, request: ChangeChannel) -> Change:
-    """Create, change or delete a channel of a topic, by the kind of the request."""
+    """Create, change or delete a channel of a topic: dispatch on the kind of the request."""
     topic = state.topics.get(request.step.topic)
     if topic is None:
         return _same(state, "absent", f"no topic {request.step.topic!r}")
@@ -417,7 +418,7 @@ def change_channel(state: CatalogState, request: ChangeChannel) -> Change:
 
 
 def create_channel(state: CatalogState, topic: TopicRecord, request: CreateChannel) -> Change:
-    """Record a channel; the same settings again change nothing, others are refused."""
+    """Record a channel. If it exists, the same settings change nothing, and others are refused."""
     known = (topic.channels or {}).get(request.name)
     if known is not None:
         same = known.settings == request.settings
@@ -458,7 +459,7 @@ def update_channel(state: CatalogState, topic: TopicRecord, request: UpdateChann
 
 
 def delete_channel(state: CatalogState, topic: TopicRecord, request: DeleteChannel) -> Change:
-    """Delete a channel, if it still has the request's id; leaders close it in the logs."""
+    """Delete a channel, if it still has the request's id; leaders then close it in their logs."""
     known = (topic.channels or {}).get(request.name)
     if known is None:
         return _same(state, "absent", f"no channel {request.name!r}", topic=topic)
@@ -502,9 +503,9 @@ def change_access(state: CatalogState, request: ChangeAccess) -> Change:
 
 
 def create_credential(state: CatalogState, request: CreateCredential) -> Change:
-    """Record a credential, unless its id is taken; with `only_if_none` unless there is any.
+    """Record a credential, unless its id is taken or, with `only_if_none`, any credential is recorded.
 
-    The same once more changes nothing.
+    The same request once more changes nothing.
     """
     wrong = _wrong_credential(request)
     if wrong:
@@ -567,9 +568,9 @@ def _wrong_grant(grant: Grant) -> str:
 
 
 def change_limits(state: CatalogState, request: ChangeLimits) -> Change:
-    """Replace the limits of a principal that still have the request's version; none remove its record.
+    """Replace a principal's limits if they still have the request's version; empty limits remove the record.
 
-    The same once more changes nothing.
+    The same request once more changes nothing.
     """
     wrong = _wrong_limits(request)
     if wrong:
@@ -612,7 +613,7 @@ def owned_by(state: CatalogState, owner: str) -> dict[str, int]:
 def over_limit(state: CatalogState, owner: str, **more: int) -> Result | None:
     """Return the refusal if `more` objects of an owner would exceed one of its limits; else None.
 
-    It counts over all topics, but only for an owner that has such a limit.
+    The owner's objects are counted over all topics, which is only done if the owner has such a limit.
     """
     if not owner or not state.limits:
         return None

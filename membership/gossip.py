@@ -1,4 +1,4 @@
-"""Gossip over UDP: a driver of the SWIM core, with a socket, a timer and a seal.
+"""Gossip over UDP: a driver of the SWIM core, with a socket, a timer and a seal (the authentication).
 
 Packets and statuses are those of the package swim-protocol. The rest of that package is not used: no tasks
 for suspicions, no pickle, no TCP. A datagram is checked (size, seal, types) before anything in it is used; if
@@ -66,11 +66,11 @@ def monotonic_ms() -> int:
 
 
 class Gossip:
-    """Membership of one node over a bound UDP socket, which stays the caller's.
+    """One node's part in the gossip, over a bound UDP socket, which the caller closes.
 
-    `address` is where others reach it, numeric ``host:port``. `on_change` is called with each member whose
-    status or information changed. `clock` counts ms and never goes back. `keys` and `is_newer` are those of
-    `Seal`.
+    `address` is where other nodes reach this one, numeric ``host:port``. `on_change` is called with each
+    member whose status or information changed. `clock` counts ms and never goes back. `keys` and `is_newer`
+    are those of `Seal`.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class Gossip:
         self._wake()
 
     def _use_seeds(self) -> None:
-        """Have the core seek the numeric seeds, and the addresses that were found of the others."""
+        """Give the core the numeric seeds, and the addresses that were found for the other seeds."""
         addresses: list[str] = []
         for seed in self._seeds:
             addresses += [seed] if _is_numeric(seed) else self._found.get(seed, [])
@@ -169,10 +169,11 @@ class Gossip:
     def statistics(self) -> dict[str, int]:
         """Return counts of datagrams by outcome, and `refutations`, `namesakes` and `doubt`.
 
-        `refutations` counts claims about this member that it refuted, `namesakes` packets of other processes
-        under its name; `doubt`: see `Swim`. `replayed` counts datagrams that came again, or that were meant
-        for another process; `challenged` those without the requested nonce, and `asked_again` those sent
-        again because of that; `outdated` those in the older form although all nodes support the newer one.
+        `refutations` counts claims about this member that it refuted; `namesakes`, packets of other processes
+        under its name; `doubt` is how much it doubts itself (see `Swim`). Of datagrams, `replayed` counts
+        those that were repeated or meant for another process; `challenged`, those without the requested
+        nonce; `asked_again`, those that we sent again because they were challenged; `outdated`, those in the
+        older form although all nodes support the newer one.
         """
         return {
             **self._counts,
@@ -237,7 +238,7 @@ class Gossip:
         self._after()
 
     def _after(self) -> None:
-        """Perform the core's outputs after any input: send, report, sleep until its next deadline."""
+        """Perform the core's outputs after any input: send datagrams, report changes, set the timer."""
         self._flush()
         changed = self._core.take_changed()
         if self._loop is not None:
@@ -273,7 +274,7 @@ class Gossip:
             self._counts["sent"] += 1
 
     async def _resolve(self, names: set[str]) -> None:
-        """Look names up again and again. What was found of a name counts until something else is found."""
+        """Look up the seeds' host names periodically; a found address is used until another one is found."""
         pause_s, failed = 1.0, set[str]()
         while True:
             for name in sorted(names):

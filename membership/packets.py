@@ -33,8 +33,8 @@ class PacketError(ValueError):
 class Datagram:
     """One packet with the updates that ride on it.
 
-    `probe` numbers a ping, and its ack repeats it (0: no answer is awaited). `wants_all` asks for the whole
-    member list: the sender knows no member yet.
+    `probe` is the number of a ping, which its ack repeats (0: no answer is awaited). `wants_all` asks for the
+    whole member list: the sender knows no member yet.
     """
 
     packet: Packet

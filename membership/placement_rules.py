@@ -1,9 +1,9 @@
 """The rules of changes to the wanted placement: nodes drained and removed, partitions grown and pinned.
 
-One pure function for each request, as in `catalog_rules`. Each compares the version of what it changes with
-the one that the request was decided on, so of two administrators at once one is refused. What *should* be
-where is decided by the proposer: the planner of the catalog's leader, or an operator. These rules refuse only
-what would break an invariant:
+One pure function for each request, as in `catalog_rules`. Each compares the version of the record that it
+changes with the version in the request, so if two administrators decide at the same time, one is refused.
+Which node *should* hold what is decided by the proposer: the planner of the catalog's leader, or an operator.
+These rules refuse only what would break an invariant:
 
 1. A partition is changed by one step at a time: no step begins while a replica is leaving or is not made yet.
 2. A node holds at most one replica of a partition, and gets none while it is draining.
@@ -50,7 +50,7 @@ Change = tuple[CatalogState, Result]
 
 
 def change_placement(state: CatalogState, request: ChangePlacement) -> Change:
-    """Perform one change of the wanted placement, by the kind of the request."""
+    """Perform one change of the wanted placement: dispatch on the kind of the request."""
     match request.change:
         case AddReplicas() as add:
             return add_replicas(state, add)
@@ -72,7 +72,7 @@ def change_placement(state: CatalogState, request: ChangePlacement) -> Change:
 
 
 def add_replicas(state: CatalogState, request: AddReplicas) -> Change:
-    """Give a partition further replicas, all at once: its leader promotes them when they have caught up."""
+    """Add replicas to a partition, all at once; its leader makes them voters when they have caught up."""
     partition, refusal = _at_version(state, request.partition, request.version, request.group)
     if partition is None:
         return refusal
@@ -98,7 +98,7 @@ def add_replicas(state: CatalogState, request: AddReplicas) -> Change:
 
 
 def remove_replica(state: CatalogState, request: RemoveReplica) -> Change:
-    """Mark a replica as leaving, in a partition that has too many; its group's leader removes it."""
+    """Mark a replica of a partition that has too many as leaving; the group's leader then removes it."""
     partition, refusal = _at_version(state, request.partition, request.version, request.group)
     if partition is None:
         return refusal
@@ -121,7 +121,7 @@ def remove_replica(state: CatalogState, request: RemoveReplica) -> Change:
 def _at_version(
     state: CatalogState, key: str, version: int, group: bytes | None = None
 ) -> tuple[PartitionRecord | None, Change]:
-    """Return the partition if a step may begin on it in this version; else None and the refusal."""
+    """Return the partition if it has this version and a step may begin on it; else None and the refusal."""
     partition = state.partitions.get(key)
     if partition is None or group not in (None, partition.group):
         return None, _no(state, "absent", f"no such group as {key}")
@@ -149,7 +149,7 @@ def _may_hold(state: CatalogState, name: str) -> bool:
 def prefer_leaders(state: CatalogState, request: PreferLeaders) -> Change:
     """Record the preferred leaders; partitions without a replica on the chosen node are skipped.
 
-    The version of a partition stays: a step that was decided before stays valid.
+    A partition keeps its version, so that a step that was decided before stays valid.
     """
     changed = {}
     for key, node in request.nodes.items():
@@ -211,7 +211,7 @@ def alter_topic(state: CatalogState, request: AlterTopic) -> Change:
 
 
 def alter_node(state: CatalogState, request: AlterNode) -> Change:
-    """Change the fields of a node that an operator sets: drained or not, weight, zone."""
+    """Change the fields of a node's record that an operator sets: drained or not, weight, zone."""
     node = state.nodes.get(request.node)
     if node is None:
         return _no(state, "absent", f"no node {request.node!r}")
@@ -237,7 +237,7 @@ def alter_node(state: CatalogState, request: AlterNode) -> Change:
 
 
 def remove_node(state: CatalogState, request: RemoveNode) -> Change:
-    """Remove a drained node; its name may be taken by a new store, and its own store never comes back."""
+    """Remove a drained node: a new store may register under its name, its own store never again."""
     node = state.nodes.get(request.node)
     if node is None:
         return _no(state, "absent", f"no node {request.node!r}")
@@ -267,7 +267,7 @@ def remove_node(state: CatalogState, request: RemoveNode) -> Change:
 
 
 def _held_by(state: CatalogState, node: NodeRecord) -> list[str]:
-    """Return, sorted, the partitions that count on a replica on the node, or that are pinned to it."""
+    """Return, sorted, the partitions that have a replica recorded on the node, or are pinned to it."""
     return sorted(
         key
         for key, partition in state.partitions.items()
@@ -278,9 +278,9 @@ def _held_by(state: CatalogState, node: NodeRecord) -> list[str]:
 
 
 def _without_store(state: CatalogState, store_id: bytes) -> dict[str, Tombstone | None]:
-    """Return the tombstones that change without the replicas of a store that nothing will report any more.
+    """Return the tombstones, by key, without the replicas of a store that will report nothing any more.
 
-    None for one that has no other replicas.
+    Only those that change; None for a tombstone that has no other replicas.
     """
     changed: dict[str, Tombstone | None] = {}
     for key, stone in state.tombstones.items():

@@ -1,7 +1,7 @@
 """Precedence: SWIM's rules to choose between two claims about a member, as values and functions.
 
-A claim is swim-protocol's `Gossip`: a member's name, its clock, a status, and its metadata. The rules of
-precedence are apart from probing and dissemination (`swim`), so that each can be read and tested alone.
+A claim is swim-protocol's `Gossip`: a member's name, its clock, a status, and its metadata. Probing and
+dissemination are in `swim`, so that both can be read and tested alone.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ SEVERITY = {Status.ONLINE: 0, Status.SUSPECT: 1, Status.OFFLINE: 2}
 
 @dataclass(slots=True)
 class Peer:
-    """Another member: the current claim about it, always with metadata, and the time since it holds."""
+    """Another member, as this one knows it: the claim about it that is in force, always with metadata.
+
+    If the claim is suspect or offline, `until_ms` is the time at which its next status is due.
+    """
 
     claim: Gossip
     until_ms: int | None = None
@@ -31,7 +34,7 @@ class Peer:
 
     @property
     def available(self) -> bool:
-        """Whether it is online or suspect, so that probing it makes sense."""
+        """Whether the member is online or suspect, so that probing it makes sense."""
         return bool(self.claim.status & Status.AVAILABLE)
 
 
@@ -41,11 +44,12 @@ def newer(update: Gossip, known: Gossip) -> bool:
 
 
 def follow(update: Gossip, known: Gossip) -> Gossip:
-    """Return the claim that holds after a newer `update`, completed with the metadata that is known.
+    """Return the claim that is in force after a newer `update`, completed with the metadata of `known`.
 
-    It is the update, with one exception: an online member that another member claims to be offline only
-    becomes suspect, so that it can refute. Without that, the two sides of a network partition would declare
-    each other's members offline when they meet. A member's own announcement that it leaves counts at once.
+    That is the update, with one exception: an online member that another member claims to be offline only
+    becomes suspect, so that it can refute the claim. Without that, the two sides of a network partition would
+    declare each other's members offline when they meet. A member's own announcement that it leaves counts at
+    once.
     """
     assert newer(update, known), (update, known)
     metadata = known.metadata or {}
@@ -60,9 +64,9 @@ def follow(update: Gossip, known: Gossip) -> Gossip:
 
 
 def doubts(peer: Peer | None) -> list[Gossip]:
-    """Return the claim to send to the peer itself, so that it can refute it; none if it is known as online.
+    """Return our claim to send to the peer itself, so that it can refute the claim; none if it is online.
 
-    Its metadata is left out, as it comes from the peer.
+    The claim's metadata is left out, because the peer itself has announced it.
     """
     if peer is None or peer.claim.status == Status.ONLINE:
         return []

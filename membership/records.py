@@ -4,11 +4,11 @@ This module has only their fields; `catalog_rules` says how they change. They ar
 snapshots and for the shard processes, so new fields go last and have defaults. A change makes a new
 `CatalogState`, which shares the unchanged records with the old one; a caller may keep the old one.
 
-Of topics and partitions, fields that have their default are left out of the encoding, which is a fifth
-shorter for that; a program that does not know them reads what it knew before.
+In topics and partitions, fields that have their defaults are not encoded, which saves a fifth of the bytes.
+An older program, which does not know such a field, then reads the same bytes as before.
 
-No record can be part of a cycle of references, so the collector of garbage leaves them out (`gc=False`):
-else it would visit some ten objects for each topic, and stop the loop meanwhile.
+No record can be part of a cycle of references, so the garbage collector does not visit them (`gc=False`):
+else it would visit some ten objects for each topic, and block the event loop meanwhile.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ Setting = int | str
 class NodeRecord(msgspec.Struct, frozen=True, gc=False):
     """One node: its identity, and where its processes listen.
 
-    `store_id` is made when its data directory is formatted: a node of the same name with another store id is
-    another node, which holds nothing of what this one held. `peer_ports` has the controller's port first,
-    then one for each shard. `catalog_replica` is its replica id in group 0; 0 in a registration asks the
-    catalog for one. `boot` is the newest start of this folder that is known (see `boot_history`).
-    `rolled_back`: the node has found that its folder is an older copy; its replicas do not count until a
-    newer folder registers.
+    `store_id` is drawn when its data directory is formatted: a node of the same name with another store id is
+    another node, which has none of this one's data. `peer_ports` has the controller's port first, then one
+    for each shard. `catalog_replica` is the node's replica id in group 0; 0 in a registration asks the
+    catalog for one. `boot` is the newest known boot record of the folder (see `boot_history`). `rolled_back`
+    says that the folder was found to be an older copy of itself; its replicas do not count until a newer
+    folder registers.
     """
 
     node: str
@@ -68,7 +68,7 @@ class NodeRecord(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def scheme(self) -> str:
-        """The scheme of its URLs."""
+        """The scheme of the node's URLs: http or https."""
         return "https" if self.tls else "http"
 
     @property
@@ -78,14 +78,14 @@ class NodeRecord(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def effective_zone(self) -> str:
-        """The failure domain that counts in placement; empty: none."""
+        """The failure domain (zone) over which placement spreads replicas; empty: none."""
         return self.zone if self.set_zone is None else self.set_zone
 
 
 class ReplicaRecord(msgspec.Struct, frozen=True, gc=False):
     """One replica of a partition: an id that is never reused, and the store it was promised to.
 
-    `made` is the node's report that the replica is in its manifest, durably.
+    `made` says that the node has reported the replica as created: durably in its manifest.
     """
 
     replica_id: int
@@ -101,8 +101,8 @@ class ReplicaRecord(msgspec.Struct, frozen=True, gc=False):
 class LeavingReplica(msgspec.Struct, frozen=True, gc=False):
     """A replica that another one replaces, and that is still a member of the group.
 
-    `why` is the reason: "dead" or "lost", then it leaves the group before the new replica joins; or "moved",
-    then it leaves after that.
+    `why` is the reason. A "dead" or "lost" replica leaves the group before the new one joins, a "moved" one
+    after that.
     """
 
     replica: ReplicaRecord
@@ -112,9 +112,9 @@ class LeavingReplica(msgspec.Struct, frozen=True, gc=False):
 class AcceptedLoss(msgspec.Struct, frozen=True, gc=False):
     """An operator's decision: the group lost its majority for good and goes on with one replica's log.
 
-    `kept` is the id of that replica, `abandoned` are those of the others. Its log ended with entry
-    `last_index` of `last_term`, and `kept_offset` was the offset after its last record: later records, which
-    only the others held, are lost.
+    `kept` is the id of that replica, `abandoned` are those of the others. The log of the kept
+    replica ended with entry `last_index` of `last_term`, and `kept_offset` was the offset after its last
+    record: later records, which only the others held, are lost.
     """
 
     kept: int
@@ -128,9 +128,9 @@ class AcceptedLoss(msgspec.Struct, frozen=True, gc=False):
 
 
 class Pin(msgspec.Struct, frozen=True, gc=False):
-    """An explicit placement of a partition: these nodes hold it, whatever the rank says.
+    """An explicit placement of a partition: these nodes hold it, instead of those that the rank chooses.
 
-    `owner` names the one who decided it, `reason` is a text for people.
+    `owner` names the person or part of the program that decided it, `reason` is a text for people.
     """
 
     nodes: list[str]
@@ -139,7 +139,7 @@ class Pin(msgspec.Struct, frozen=True, gc=False):
 
 
 class PartitionRecord(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """One partition and its group. `creating` until every replica is made, then `live` for good."""
+    """One partition and its group. `state` is `creating` until all replicas are created, then `live`."""
 
     topic: str
     number: int
@@ -177,16 +177,16 @@ class PartitionRecord(msgspec.Struct, frozen=True, gc=False, omit_defaults=True)
 
     @property
     def highest_replica_id(self) -> int:
-        """The highest replica id of the partition so far: one above it belongs to a later placement.
+        """The highest replica id that the partition has had: a higher id belongs to a later placement.
 
-        An id up to it that is neither placed nor leaving was removed, and never has a place again.
+        A lower id that is neither among `replicas` nor leaving was removed, and is never used again.
         """
         members = (*self.replicas, *(each.replica for each in self.leaving))
         return max(self.newest_replica_id, *(each.replica_id for each in members))
 
 
 class KeyRange(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A partition by number, and the range of logical partitions that it holds: the first, and how many."""
+    """A partition's number, and its range of logical partitions (hash values of keys): first and count."""
 
     number: int
     first: int
@@ -194,14 +194,14 @@ class KeyRange(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class RouteRecord(msgspec.Struct, frozen=True, gc=False):
-    """A route of a topic: which of its partitions hold which logical partitions, in rising order."""
+    """A route of a topic: which partition holds which logical partitions, as ranges in ascending order."""
 
     version: int
     ranges: list[KeyRange]
 
 
 class Output(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A partition that a change of a route makes: its number, its range, and its group."""
+    """An output: a partition that a change of a route creates, with its number, its range and its group."""
 
     number: int
     first: int
@@ -210,12 +210,12 @@ class Output(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @property
     def range(self) -> KeyRange:
-        """Its range in the route that the change makes."""
+        """The output's key range in the route that the change leads to."""
         return KeyRange(self.number, self.first, self.size)
 
 
 class Seal(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The end of an input: the index and the time of the entry that ended it, and the offset after it."""
+    """The end of a sealed partition: index and time of the entry that seals it, and its end offset."""
 
     index: int
     end_offset: int
@@ -225,9 +225,9 @@ class Seal(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class RouteChange(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A change of a topic's route: neighbouring *inputs* end, and *outputs* follow over the same range.
 
-    `id` is the catalog's version at its begin, and `version` that of the route that it makes. Inputs and
-    outputs are in the order of their ranges. While it is `preparing` it may be cancelled; from `closing` on
-    the inputs are sealed, which nothing takes back; `done`: its route was the topic's from then on.
+    `id` is the catalog's version at the begin of the change, and `version` the version of the new route.
+    Inputs and outputs are in the order of their ranges. A `preparing` change may be cancelled. In a `closing`
+    one the inputs are being sealed, which is final. When it is `done`, its route has become the topic's.
     """
 
     id: int
@@ -252,8 +252,8 @@ class ChannelRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A channel of a topic: a named queue of its records (docs/channels.md).
 
     `id` is the catalog's version at its creation, so a channel that is deleted and made again under its name
-    is another one; `version` is that of its last change. `settings` are without those that have their
-    default; what they mean, and their limits, is known by `laminar.wire.channels`.
+    is another one; `version` is that of its last change. `settings` has only the settings that differ from
+    their defaults; `laminar.wire.channels` defines their meaning and limits.
     """
 
     id: int
@@ -268,10 +268,10 @@ class ChannelRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class TopicRecord(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """One topic.
+    """One topic: its settings, partitions, route, channels and change under way.
 
-    `partitions` is the number at its creation. `version` is the catalog's version at its last change: never
-    the same for two states of a name.
+    `partitions` is the number of partitions at its creation. `version` is the catalog's version at its last
+    change: never the same for two states of a name.
     """
 
     name: str
@@ -302,9 +302,9 @@ class TopicRecord(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
     @property
     def numbers(self) -> Sequence[int]:
-        """The numbers of the partitions that take records, or did: no output of the change under way.
+        """The numbers of the partitions that take or took records: all but the outputs of a change under way.
 
-        These are shown to clients, and used for lookups by partition. An output holds nothing before its
+        These are shown to clients, and used for lookups by partition. An output has no records before its
         change is done, and may have no leader yet.
         """
         if self.change is None:
@@ -314,9 +314,9 @@ class TopicRecord(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class Tombstone(msgspec.Struct, frozen=True, gc=False):
-    """The record of a deleted partition's group; a node deletes a replica's data only if there is one.
+    """The record of a deleted partition's group: only because of it a node deletes a replica's data.
 
-    It is kept until every replica in `replicas` is reported removed.
+    The tombstone is kept until every replica in `replicas` is reported removed.
     """
 
     topic: str
@@ -328,7 +328,7 @@ class Tombstone(msgspec.Struct, frozen=True, gc=False):
 
 
 class Grant(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A role on every name that begins with `prefix`; the empty prefix: on all names (docs/security.md)."""
+    """A role on all names that begin with `prefix`, which may be empty: on all names (docs/security.md)."""
 
     role: str
     prefix: str
@@ -356,7 +356,7 @@ class CredentialRecord(msgspec.Struct, frozen=True, gc=False):
 
 
 class LimitRecord(msgspec.Struct, frozen=True, gc=False):
-    """The limits of a principal; `principal` "*" stands for each one without a record of its own.
+    """The limits of a principal. The record of `principal` "*" is for each principal without one of its own.
 
     `limits` has the limits that are set, by name (`catalog_rules.LIMITS`); a missing one is unlimited.
     """
@@ -403,8 +403,8 @@ class CatalogState(msgspec.Struct, frozen=True):
     """The whole catalog. `version` grows by one with each change and only then.
 
     Keys: `nodes` by name, `topics` by name, `partitions` by "topic/number", `tombstones` by the group id in
-    hex, `credentials` by id, `limits` by principal. The six are `tables.Table`, whatever mapping they are
-    made of; their order says nothing.
+    hex, `credentials` by id, `limits` by principal. All six become `tables.Table`, whatever mappings they
+    are given as; their order has no meaning.
     """
 
     cluster_id: bytes = b""
@@ -460,5 +460,5 @@ class CatalogState(msgspec.Struct, frozen=True):
         return self.partitions.find("group", group)
 
     def partition_of_replica(self, replica_id: int) -> PartitionRecord | None:
-        """Return the partition that has a replica in its place, or removed; None if there is none."""
+        """Return the partition that a replica belongs to or was removed from; None if there is none."""
         return self.partitions.find("replica", replica_id)

@@ -1,9 +1,9 @@
 """The rules of replica moves in the catalog: one pure function for each step.
 
-The group's own log says who its members are. The catalog says who they shall be, and what nodes and leaders
-have reported: the new replica is *made*; the old one is *leaving* until its group's leader reports that its
-removal is committed, then *removed* until its node has deleted it. A replica id that left never comes back.
-The functions are rules as in `catalog_rules`.
+The group's own log says which replicas are its members. The catalog says which ones should be, and what nodes
+and leaders have reported: the new replica is *made* (its node has created it); the old one is *leaving* until
+its group's leader reports that its removal is committed, then *removed* until its node has deleted its data.
+A replica id that left never comes back. The functions are rules as in `catalog_rules`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Change = tuple[CatalogState, Result]
 
 
 def change_replicas(state: CatalogState, request: ChangeReplicas) -> Change:
-    """Perform one step of a replica move, by the kind of the request."""
+    """Perform one step of a replica move: dispatch on the kind of the request."""
     match request.change:
         case AcceptLoss() as word:
             return accept_loss(state, word)
@@ -55,8 +55,8 @@ def change_replicas(state: CatalogState, request: ChangeReplicas) -> Change:
 def accept_loss(state: CatalogState, request: AcceptLoss) -> Change:
     """Record an operator's decision: a group goes on with one replica, and the others are abandoned.
 
-    Nothing changes if the result is `absent`: there is no such group; `conflict`: the partition's version is
-    not the request's; or `invalid`: the group is not live, or these are not its replicas.
+    Nothing changes if the result is `absent` (there is no such group), `conflict` (the partition's version is
+    not the request's) or `invalid` (the group is not live, or the request names other replicas than it has).
     """
     partition = state.partitions.get(request.partition)
     if partition is None or partition.group != request.group:
@@ -117,7 +117,7 @@ def replace_replica(state: CatalogState, request: ReplaceReplica) -> Change:
 
 
 def leaving_by_choice(partition: PartitionRecord) -> list[ReplicaRecord]:
-    """Return the replicas that leave because they move: only after the placed replicas have become voters."""
+    """Return the replicas that are moved away: they leave only after the new replicas have become voters."""
     return [each.replica for each in partition.leaving if each.why == "moved"]
 
 
@@ -142,9 +142,9 @@ def _why_not(state: CatalogState, partition: PartitionRecord, request: ReplaceRe
 
 
 def report_removals(state: CatalogState, request: ReportRemovals) -> Change:
-    """Record removals that a group has committed; the nodes may delete these replicas.
+    """Record removals that a group has committed; the nodes may then delete these replicas.
 
-    Such a report stays true, because an id that left is never placed again. So it may come late, or twice.
+    The report may come late, or twice: it stays true, because a removed replica id is never used again.
     """
     partition = state.partitions.get(request.partition)
     if partition is None or partition.group != request.group:
@@ -162,7 +162,7 @@ def report_removals(state: CatalogState, request: ReportRemovals) -> Change:
 
 
 def report_replicas(state: CatalogState, request: ReportReplicas) -> Change:
-    """Record a node's report about its own replicas: made, lost, deleted."""
+    """Record a node's report about its own replicas: which were created, lost or deleted."""
 
     def own(replica: ReplicaRecord, ids: list[int]) -> bool:
         # A replica may be lost together with its store, so the node may report that with another store id;

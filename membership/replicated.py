@@ -65,7 +65,7 @@ class _RefusingTransport(Transport):  # type: ignore[misc]  # pysyncobj has no t
 
 
 class ReplicatedObjects(pysyncobj.SyncObj):  # type: ignore[misc]  # pysyncobj has no types
-    """A holder of replicated objects, which encodes calls of their methods and performs encoded calls.
+    """Holds replicated objects; encodes calls of their methods as commands, and performs commands on them.
 
     ``objects`` must be the same classes in the same order on every node: a call is encoded as its method's
     number. Numbers follow (code version, object, name), so a method added later takes ``ver=`` one higher
@@ -73,7 +73,7 @@ class ReplicatedObjects(pysyncobj.SyncObj):  # type: ignore[misc]  # pysyncobj h
     """
 
     def __init__(self, objects: Sequence[Replicated], *, newest: int = 0) -> None:
-        """Hold `objects`; `newest` is the code version that is known, if no method has come with it."""
+        """Hold `objects`; `newest` is this program's code version, if no method has it as its version."""
         self._encoded: list[bytes] = []
         conf = pysyncobj.SyncObjConf(autoTick=False, dynamicMembershipChange=False)
         super().__init__(None, [], conf=conf, consumers=list(objects), transport=_RefusingTransport())
@@ -95,7 +95,8 @@ class ReplicatedObjects(pysyncobj.SyncObj):  # type: ignore[misc]  # pysyncobj h
     def perform(self, command: bytes) -> Any:
         """Perform one committed command and return what its method returned.
 
-        A code version below the enabled one changes nothing: a leader may have proposed it by an old state.
+        A command that enables a code version below the enabled one changes nothing: a leader may have
+        proposed it from an old state.
 
         Raises:
             BadCommand: `encode` did not make these bytes; nothing happened.
@@ -122,7 +123,7 @@ class ReplicatedObjects(pysyncobj.SyncObj):  # type: ignore[misc]  # pysyncobj h
 
 
 def _loaded(command: bytes) -> Any:
-    """Return what a command's pickle holds, if that is data alone; else raise `BadCommand`."""
+    """Return the value in a command's pickle; raise `BadCommand` if it is more than data."""
     if len(command) < 2 or command[0] not in (_REGULAR, _VERSION):
         raise BadCommand(f"not a replicated call: {bytes(command[:16])!r}")
     try:

@@ -1,6 +1,6 @@
 """The catalog's requests, which commands carry, and their results.
 
-All that depends on a clock, on randomness or on which nodes are alive was decided by the proposer, and is in
+The proposer decides all that depends on a clock, on randomness or on which nodes are alive, and puts it into
 the request. This module has only the fields; `catalog_rules`, `replica_rules`, `placement_rules` and
 `route_rules` say what they change. Requests are JSON text in the log of group 0, so new fields go last and
 have defaults.
@@ -17,15 +17,16 @@ from membership.records import AcceptedLoss, Grant, NodeRecord, Pin, Seal, Setti
 
 
 class FoundCluster(msgspec.Struct, frozen=True):
-    """Name the cluster, once."""
+    """Give the cluster its id, once."""
 
     cluster_id: bytes
 
 
 class RegisterNode(msgspec.Struct, frozen=True):
-    """Record a node, or, with `known`, change what is recorded of it.
+    """Record a node, or, with `known`, change the record of a known node.
 
-    `former`: the boot records before the record's own that the catalog may not have, after one that it has.
+    `former` are the boot records of the folder's earlier starts: one that the catalog has, then those that it
+    may not have.
     """
 
     record: NodeRecord
@@ -36,7 +37,8 @@ class RegisterNode(msgspec.Struct, frozen=True):
 class CreateTopic(msgspec.Struct, frozen=True):
     """Record a topic with its placement.
 
-    By partition number: `groups` has 16 random bytes, the group id, and `placement` the nodes, best first.
+    Both by partition number: `groups` has each partition's group id (16 random bytes), and `placement` the
+    names of its nodes, best first.
     """
 
     name: str
@@ -51,7 +53,7 @@ class CreateTopic(msgspec.Struct, frozen=True):
 
 
 class MarkMade(msgspec.Struct, frozen=True):
-    """A node's report that its replicas of these groups are durably in its manifest."""
+    """A node's report that it has created its replicas of these groups: they are durably in its manifest."""
 
     node: str
     store_id: bytes
@@ -59,7 +61,7 @@ class MarkMade(msgspec.Struct, frozen=True):
 
 
 class MarkRemoved(msgspec.Struct, frozen=True):
-    """A node's report that its replicas of these deleted groups are gone."""
+    """A node's report that it has deleted its replicas of these groups, whose topics were deleted."""
 
     node: str
     store_id: bytes
@@ -67,7 +69,7 @@ class MarkRemoved(msgspec.Struct, frozen=True):
 
 
 class DeleteTopic(msgspec.Struct, frozen=True):
-    """Delete a topic; with `version`, only in that version."""
+    """Delete a topic; if `version` is given, only if that is the topic's version."""
 
     name: str
     deleted_ms: int
@@ -96,7 +98,7 @@ class ReplaceReplica(msgspec.Struct, frozen=True, tag="replace"):
 
 
 class ReportRemovals(msgspec.Struct, frozen=True, tag="report"):
-    """A leader's report that its group has committed the removal of these replicas, which were to leave."""
+    """A leader's report that its group has committed the removal of these replicas, which were leaving."""
 
     partition: str
     group: bytes
@@ -104,7 +106,7 @@ class ReportRemovals(msgspec.Struct, frozen=True, tag="report"):
 
 
 class ReportReplicas(msgspec.Struct, frozen=True, tag="replicas"):
-    """A node's report of its own replicas, by id: made (and not empty), lost, or deleted after a removal."""
+    """A node's report on its own replicas: the ids of those created (and not empty), lost, and deleted."""
 
     node: str
     store_id: bytes
@@ -122,7 +124,7 @@ class ReportRolledBack(msgspec.Struct, frozen=True, tag="rolled_back"):
 
 
 class AcceptLoss(msgspec.Struct, frozen=True, tag="accept_loss"):
-    """Let a group go on without a majority, by an operator's decision on the partition in this `version`."""
+    """Let a group go on without its majority, as an operator has decided; `version` is the partition's."""
 
     partition: str
     group: bytes
@@ -140,7 +142,7 @@ class ChangeReplicas(msgspec.Struct, frozen=True):
 
 
 class AddReplicas(msgspec.Struct, frozen=True, tag="add"):
-    """Give a live partition further replicas, one on each of `nodes`, if it still has this `version`."""
+    """Add replicas to a live partition, one on each of `nodes`, if it still has this `version`."""
 
     partition: str
     group: bytes
@@ -160,13 +162,13 @@ class RemoveReplica(msgspec.Struct, frozen=True, tag="remove"):
 
 
 class PreferLeaders(msgspec.Struct, frozen=True, tag="prefer"):
-    """Choose preferred leaders: a node by "topic/number". Partitions that are gone are skipped."""
+    """Set preferred leaders: a node for each "topic/number". Partitions that no longer exist are skipped."""
 
     nodes: dict[str, str]
 
 
 class PinPartition(msgspec.Struct, frozen=True, tag="pin"):
-    """Pin a partition to nodes (None: unpin it), if it still has this `version`."""
+    """Bind a partition's placement to nodes (None: unbind it), if it still has this `version`."""
 
     partition: str
     version: int
@@ -174,7 +176,7 @@ class PinPartition(msgspec.Struct, frozen=True, tag="pin"):
 
 
 class AlterTopic(msgspec.Struct, frozen=True, tag="topic"):
-    """Change a topic, if it still has this `version`.
+    """Change a topic's number of replicas and settings, if it still has this `version`.
 
     `replicas` None leaves the number of replicas as it is; a setting of None removes it.
     """
@@ -188,7 +190,8 @@ class AlterTopic(msgspec.Struct, frozen=True, tag="topic"):
 class AlterNode(msgspec.Struct, frozen=True, tag="node"):
     """Change the fields of a node that an operator sets, if it still has this `version`.
 
-    A field that is left out stays. None for `set_weight` or `set_zone` restores what the node announces.
+    A field that is left out keeps its value. None for `set_weight` or `set_zone` restores what the node
+    announces.
     """
 
     node: str
@@ -219,8 +222,9 @@ class ChangePlacement(msgspec.Struct, frozen=True):
 class BeginChange(msgspec.Struct, frozen=True, tag="begin"):
     """Begin to replace neighbouring partitions by new ones, if the topic's route still has version `after`.
 
-    `cuts` are the logical partitions at which the inputs' range is cut, rising: no cut makes one output.
-    `groups` and `placement` are those of the outputs, as in `CreateTopic`, in the order of their ranges.
+    `inputs` are the partitions to be replaced. `cuts`, ascending, are the logical partitions at which their
+    range is cut into the ranges of the outputs (the new partitions): no cut gives one output. `groups` and
+    `placement` are those of the outputs, as in `CreateTopic`, in the order of their ranges.
     """
 
     topic: str
@@ -237,9 +241,10 @@ class BeginChange(msgspec.Struct, frozen=True, tag="begin"):
 
 
 class CloseChange(msgspec.Struct, frozen=True, tag="close"):
-    """Let the inputs of a change be sealed, for good.
+    """Let the inputs of a change (the partitions that end) be sealed, for good.
 
-    With `force`, or if the change was begun with it, its outputs do not wait for the seals.
+    With `force`, or if the change was begun with `force`, its outputs take records without waiting for the
+    seals.
     """
 
     topic: str
@@ -248,7 +253,7 @@ class CloseChange(msgspec.Struct, frozen=True, tag="close"):
 
 
 class CancelChange(msgspec.Struct, frozen=True, tag="cancel"):
-    """Give a change up whose inputs may not be sealed yet."""
+    """Cancel a change of a topic's route that is not closing yet: none of its inputs is sealed."""
 
     topic: str
     id: int
@@ -256,7 +261,7 @@ class CancelChange(msgspec.Struct, frozen=True, tag="cancel"):
 
 
 class ReportSeal(msgspec.Struct, frozen=True, tag="report_seal"):
-    """A leader's report that the seal of its partition, an input of a change, is committed and synced."""
+    """A leader's report that the seal of its partition (an input of a change) is committed and synced."""
 
     topic: str
     id: int
@@ -266,7 +271,7 @@ class ReportSeal(msgspec.Struct, frozen=True, tag="report_seal"):
 
 
 class ReclaimPartition(msgspec.Struct, frozen=True, tag="reclaim"):
-    """Delete a sealed partition that nothing reads any more; the proposer has seen that it is empty."""
+    """Delete a sealed partition that nothing reads any more; the proposer has checked that it is empty."""
 
     topic: str
     number: int
@@ -301,7 +306,7 @@ class UpdateChannel(msgspec.Struct, frozen=True, tag="update_channel"):
 
 
 class DeleteChannel(msgspec.Struct, frozen=True, tag="delete_channel"):
-    """Delete the channel of this id."""
+    """Delete a channel of a topic, if it still has this id."""
 
     topic: str
     name: str
@@ -347,7 +352,7 @@ class ChangeAccess(msgspec.Struct, frozen=True):
 
 
 class ChangeLimits(msgspec.Struct, frozen=True):
-    """Replace the limits of a principal that still have this version, 0: there are none; {}: remove them."""
+    """Replace a principal's limits if they still have `version` (0: none are set); {} removes them."""
 
     principal: str
     limits: dict[str, int]
@@ -374,14 +379,15 @@ Outcome = Literal[
 
 
 class Result(msgspec.Struct, frozen=True):
-    """The outcome of a command. `version` is the catalog's after it.
+    """The outcome of a command, and the catalog's `version` after it.
 
-    created, updated, deleted, marked: changed. exists, unchanged: it was so already (a retry sees this).
-    already_exists: the name is taken. store_changed: another data directory under a known name.
-    rolled_back: an older copy of the data directory that is known. removed: the data directory of a node that
-    was removed from the cluster. absent: no such topic, node, partition, channel or credential. conflict:
-    decided on an outdated state. invalid: the request contradicts itself or the state. failed: a bug in
-    applying it; nothing changed. quota: the topic, the cluster or a principal would have more than it may.
+    created, updated, deleted, marked: the catalog was changed. exists, unchanged: it was as requested already
+    (a retry gets this). already_exists: the name is taken. store_changed: another data directory under a
+    known name. rolled_back: an older copy of the data directory that is known. removed: the data directory of
+    a node that was removed from the cluster. absent: no such topic, node, partition, channel or credential.
+    conflict: the request was decided on an outdated state. invalid: the request contradicts itself or the
+    state. failed: a bug in applying it; nothing changed. quota: the topic, the cluster or a principal would
+    exceed a limit.
     """
 
     outcome: Outcome

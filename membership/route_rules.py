@@ -1,18 +1,20 @@
 """The rules of changes to a topic's route: partitions split, merge and move, by pure steps.
 
-A *change* replaces neighbouring partitions, its inputs, by new ones over the same range, its outputs. The
-catalog decides only what all must agree on; that an input may be sealed, and that its seal is on the disks of
-a majority, is known by who proposes the step. The functions are rules as in `catalog_rules`: each compares,
-and sets, so the next proposer goes on where one ended, and a step that is repeated finds that it `exists`.
+A *change* replaces neighbouring partitions, its *inputs*, by new ones over the same range, its *outputs*. A
+*seal* is the entry that ends an input for good. The catalog decides only what all must agree on; the proposer
+of a step knows whether an input may be sealed, and whether its seal is on the disks of a majority. The
+functions are rules as in `catalog_rules`: each compares and sets, so another proposer can continue at any
+step, and a repeated step has the outcome `exists`.
 
 1. Every route of a topic gives each logical partition to one partition.
 2. A number is given to a partition once, also if its change is cancelled or it is reclaimed.
 3. A topic has one change under way at most: two could cut and merge the same range.
 4. A change that is closing is never cancelled, and its inputs never take records again.
-5. A change's route is the topic's from the command on that reports its last seal (or closes it by force), in
-   no state before, and with no state between.
+5. The command that reports a change's last seal (or closes the change by force) makes its route the topic's
+   route, in one step: no earlier state has that route, and none has neither route.
 6. A seal that is recorded does not change.
-7. A partition is reclaimed only after those that it succeeded: a reader further back would miss records.
+7. A partition is reclaimed (deleted, as nothing reads it any more) only after the partitions that it
+   replaced: else a reader that is still at one of those would miss records.
 """
 
 from __future__ import annotations
@@ -66,7 +68,7 @@ Change = tuple[CatalogState, Result]
 
 
 def change_route(state: CatalogState, request: ChangeRoute) -> Change:
-    """Perform one step of a change of a topic's route, by the kind of the request."""
+    """Perform one step of a change of a topic's route: dispatch on the kind of the request."""
     topic = state.topics.get(request.step.topic)
     if topic is None:
         return _no(state, "absent", f"no topic {request.step.topic!r}")
@@ -87,7 +89,7 @@ def change_route(state: CatalogState, request: ChangeRoute) -> Change:
 
 
 def route_of(topic: TopicRecord) -> RouteRecord:
-    """Return a topic's present route."""
+    """Return a topic's present route: which partition holds which logical partitions."""
     if topic.route is not None:
         return topic.route
     size, rest = divmod(LOGICAL_PARTITIONS, topic.partitions)
@@ -99,7 +101,7 @@ def route_of(topic: TopicRecord) -> RouteRecord:
 
 
 def kept_routes(topic: TopicRecord) -> Iterator[RouteRecord]:
-    """Yield the topic's routes, newest first: the present one, and those before the changes that are kept."""
+    """Yield the topic's routes, newest first: the present one, and those before each recorded change."""
     route = route_of(topic)
     yield route
     for change in reversed(topic.changes or ()):
@@ -119,7 +121,7 @@ def _replaced(ranges: Sequence[KeyRange], old: Sequence[KeyRange], new: Sequence
 
 
 def begin_change(state: CatalogState, topic: TopicRecord, request: BeginChange) -> Change:
-    """Record a change, and its outputs as partitions in state `creating`; give out numbers and ids."""
+    """Record a change, and its outputs as partitions in state `creating`; assign their numbers and ids."""
     version = route_of(topic).version
     if _was_begun(topic, request):
         return state, Result("exists", state.version, topic=topic)
@@ -191,7 +193,10 @@ def begin_change(state: CatalogState, topic: TopicRecord, request: BeginChange) 
 
 
 def close_change(state: CatalogState, topic: TopicRecord, request: CloseChange) -> Change:
-    """Let a change's inputs be sealed, once its outputs are live; nothing takes that back."""
+    """Let a change's inputs be sealed, for good; refused until all its outputs are live.
+
+    With force, for changes with weak order only, the change is done at once: it does not wait for the seals.
+    """
     change = topic.change
     if change is None or change.id != request.id:
         return _not_under_way(state, topic, request.id)
@@ -209,7 +214,7 @@ def close_change(state: CatalogState, topic: TopicRecord, request: CloseChange) 
 
 
 def cancel_change(state: CatalogState, topic: TopicRecord, request: CancelChange) -> Change:
-    """Give a change up that is not closing yet: its outputs are deleted, and their numbers not used again."""
+    """Cancel a change that is not closing yet: its outputs are deleted, their numbers never used again."""
     change = topic.change
     if change is None or change.id != request.id:
         done = topic.changes or []
@@ -230,9 +235,9 @@ def cancel_change(state: CatalogState, topic: TopicRecord, request: CancelChange
 
 
 def report_seal(state: CatalogState, topic: TopicRecord, request: ReportSeal) -> Change:
-    """Record the end of an input; with the last one the change's route becomes the topic's.
+    """Record the seal of an input; the last input's seal makes the change's route the topic's route.
 
-    An input of a change that was closed by force reports its end later, when the change is done.
+    After a change that was closed by force, a seal may be reported when the change is done already.
     """
     changes = [*(topic.changes or ()), *([] if topic.change is None else [topic.change])]
     change = next((each for each in changes if each.id == request.id), None)
@@ -262,7 +267,7 @@ def report_seal(state: CatalogState, topic: TopicRecord, request: ReportSeal) ->
 
 
 def reclaim_partition(state: CatalogState, topic: TopicRecord, request: ReclaimPartition) -> Change:
-    """Delete a sealed partition whose inputs are reclaimed; the topic keeps its range and its end."""
+    """Delete a sealed partition whose predecessors are reclaimed; the topic keeps its range and its end."""
     partition = state.partitions.get(f"{topic.name}/{request.number}")
     if partition is None and 0 <= request.number < (topic.next_partition or topic.partitions):
         return state, Result("exists", state.version, topic=topic)
@@ -282,7 +287,7 @@ def reclaim_partition(state: CatalogState, topic: TopicRecord, request: ReclaimP
 
 
 def _was_begun(topic: TopicRecord, request: BeginChange) -> bool:
-    """Return whether this request, or one for the same, has begun a change that is under way or done."""
+    """Return whether this request, or an equal one, has begun a change that is under way or done."""
     kept = [*(topic.changes or ()), *([] if topic.change is None else [topic.change])]
     change = next((each for each in kept if each.version == request.after + 1), None)
     if change is None or change.order != request.order:
@@ -319,7 +324,7 @@ def _wrong_change(topic: TopicRecord, inputs: Sequence[KeyRange], request: Begin
 
 
 def _over_quota(topic: TopicRecord, request: BeginChange) -> str:
-    """Return which bound the change would break; empty if none."""
+    """Return, as text, which limit the change would exceed; empty if none."""
     partitions = len(topic.all_numbers) + len(request.groups)
     if partitions > MOST_PARTITIONS:
         return f"topic {topic.name!r} would have {partitions} partitions, of at most {MOST_PARTITIONS}"
@@ -332,7 +337,7 @@ def _over_quota(topic: TopicRecord, request: BeginChange) -> str:
 
 
 def _unfit(state: CatalogState, request: BeginChange) -> str:
-    """Return what has changed since the placement was decided; empty if nothing that matters."""
+    """Return, as text, why the request's placement is outdated by the present state; empty if it is not."""
     nodes = {name for placed in request.placement for name in placed}
     unfit = sorted(name for name in nodes if name not in state.nodes or state.nodes[name].draining)
     if unfit:
@@ -343,7 +348,7 @@ def _unfit(state: CatalogState, request: BeginChange) -> str:
 
 
 def _not_under_way(state: CatalogState, topic: TopicRecord, change_id: int) -> Change:
-    """Answer a step of a change that is not the one under way: it may be done, or is none of this topic."""
+    """Return the result of a step whose change is not under way: `exists` if that is done, else a refusal."""
     if any(each.id == change_id for each in topic.changes or ()):
         return state, Result("exists", state.version, f"change {change_id} is done", topic=topic)
     return state, Result("absent", state.version, f"no change {change_id} is under way", topic=topic)
@@ -362,7 +367,7 @@ def _cut(inputs: Sequence[KeyRange], cuts: Sequence[int]) -> list[range]:
 
 
 def _done(state: CatalogState, topic: TopicRecord, change: RouteChange) -> TopicRecord:
-    """Return the topic with the change's route as its own, and without changes that need not be kept."""
+    """Return the topic with the change's route as its present one, and without old changes (`_shortened`)."""
     change = replace(change, state="done")
     ranges = _replaced(route_of(topic).ranges, change.inputs, [each.range for each in change.outputs])
     changes = [*(topic.changes or ()), change]
@@ -372,7 +377,7 @@ def _done(state: CatalogState, topic: TopicRecord, change: RouteChange) -> Topic
 
 
 def _shortened(topic: TopicRecord, changes: list[RouteChange]) -> list[RouteChange]:
-    """Return the changes without the oldest, as far as too many ends are kept and their inputs reclaimed."""
+    """Return the changes without the oldest, while too many ends are kept and their inputs are reclaimed."""
     ends, there = sum(len(each.inputs) for each in changes), set(topic.all_numbers)
     first = 0
     while ends > MOST_ENDS and not any(each.number in there for each in changes[first].inputs):

@@ -14,7 +14,7 @@ deleted, elected or counted because of it.
    known as available members are pinged, too.
 4. An offline member is remembered for a while, so that old updates don't revive it, and then forgotten.
 5. By one member's second-hand claim, an online member becomes suspect at worst (`Status.transition`): it can
-   always answer before it counts as offline. Only its own farewell counts at once.
+   always answer before it counts as offline. Only its own announcement that it leaves counts at once.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from membership.precedence import SEVERITY, Peer, doubts, follow, newer, spread
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwimSettings:
-    """Periods and bounds. With the defaults a dead member is found within about five seconds."""
+    """Periods and limits of the protocol. With the defaults a dead member is found within about 5 s."""
 
     probe_period_ms: int = 1_000
     probe_timeout_ms: int = 300
@@ -73,11 +73,11 @@ _MAX_RELAYS = 1_000
 
 
 class PiggybackQueue:
-    """Names of members with an update, each with the number of times it was sent.
+    """The members about which an update is still to be sent, each with the number of times it was sent.
 
-    An update rides on packets that are sent anyway, the least sent first, and at most about log N times from
-    one member: that reaches every member with high probability, and then ends (SWIM paper, section 4.1). What
-    an update says is not known here; the newest about a member takes the place of the one that was queued.
+    An update rides on packets that are sent anyway, the least sent first. One member sends it at most about
+    log N times, which reaches every member with high probability (SWIM paper, section 4.1). The content of
+    the updates is not kept here; a newer update about a member takes the place of the queued one.
     """
 
     def __init__(self, *, factor: int) -> None:
@@ -89,12 +89,12 @@ class PiggybackQueue:
         return len(self._sent)
 
     def add(self, name: str) -> None:
-        """Queue an update about the member, as not sent yet."""
+        """Queue a new update about the member, with no sendings counted so far."""
         self._sent.pop(name, None)
         self._sent[name] = 0
 
     def discard(self, name: str) -> None:
-        """Remove the member's update."""
+        """Remove the member's update from the queue, if there is one."""
         self._sent.pop(name, None)
 
     def limit(self, members: int) -> int:
@@ -102,13 +102,13 @@ class PiggybackQueue:
         return self._factor * max(1, members.bit_length())
 
     def least_sent(self) -> Iterator[str]:
-        """Iterate over the names, the least sent first and among equals the newest first."""
+        """Iterate over the members' names: least sent first, among equals newest first."""
         names = list(reversed(self._sent))
         names.sort(key=self._sent.__getitem__)
         return iter(names)
 
     def count_send(self, name: str, *, members: int) -> None:
-        """Count one sending of the member's update; the last one removes it."""
+        """Count one sending of the member's update; remove it once it was sent `limit(members)` times."""
         sent = self._sent[name] + 1
         if sent >= self.limit(members):
             del self._sent[name]
@@ -117,7 +117,7 @@ class PiggybackQueue:
 
 
 class Swim:
-    """One member's view of all others. `own` is its claim about itself.
+    """The SWIM state of one member: its claims about all others, and `own`, its claim about itself.
 
     `source` names this member and this incarnation of it. `clock` should be higher than in any earlier
     incarnation (wall time in ms will do: if it isn't, the member catches up as soon as it receives a claim of
@@ -168,7 +168,7 @@ class Swim:
     # Inputs.
 
     def set_seeds(self, addresses: Iterable[str]) -> None:
-        """Set the numeric addresses at which members may be found; this member's own does no harm."""
+        """Set the numeric addresses at which members may be found; this member's own may be among them."""
         self._seeds = [address for address in addresses if address != address_of(self.own.metadata or {})]
 
     def set_metadata(self, metadata: Mapping[str, bytes]) -> None:
@@ -181,7 +181,7 @@ class Swim:
         self._piggyback.add(self.source.name)
 
     def leave(self) -> None:
-        """Announce that this member leaves: a few members get that at once, and pass it on to the others."""
+        """Announce that this member leaves, to a few members at once, which pass that on to the others."""
         self._left = True
         self._probe = None
         self.own = replace(self.own, clock=self.own.clock + 1, status=Status.OFFLINE, metadata={LEFT: b""})
@@ -291,7 +291,7 @@ class Swim:
             self._doubt_self()
 
     def _claimed(self, peer: Peer, now_ms: int) -> None:
-        """Handle a new claim: set its timer, queue it for dissemination, report it."""
+        """Handle a new claim about `peer`: set its timer, queue it for dissemination, report the change."""
         if peer.claim.status == Status.SUSPECT:
             peer.until_ms = now_ms + self._suspicion_ms()
         elif peer.claim.status == Status.OFFLINE:
@@ -323,9 +323,9 @@ class Swim:
         self.doubt = min(self.settings.max_doubt, self.doubt + 1)
 
     def _be_patient(self, late_ms: int) -> None:
-        """Extend the probe and all suspicions by `late_ms`, as this member was woken that much late.
+        """Extend the probe and all suspicions by `late_ms`, because this member was woken late by that time.
 
-        Answers may lie unread in its socket. It also doubts itself more.
+        Answers may lie unread in its socket. The member also raises its `doubt` about itself.
         """
         self._doubt_self()
         if self._probe is not None:

@@ -1,10 +1,10 @@
-"""The catalog's tables: immutable mappings of which a change copies a small part, not the whole.
+"""The catalog's tables: immutable mappings; a changed copy shares most of its content with the original.
 
 A table is `PARTS` dicts. A changed table has copies of the dicts in which a key changed, and shares the
 others with the table before: so a change of one record of 100,000 takes microseconds, and so does finding
 what differs between two tables of one history. Reading is that of any mapping, nearly as fast as a dict.
 
-The order of a table is the same in every process, but it says nothing: code that chooses among records
+The order of a table is the same in every process, but it has no meaning: code that chooses among records
 sorts them. msgspec encodes a table as the map that a dict would be (`encoded`).
 """
 
@@ -26,14 +26,14 @@ Default = TypeVar("Default")
 
 
 def part_of(key: str | bytes | int) -> int:
-    """Return the number of the part that has a key; the same in every process."""
+    """Return the number of the part (one of a table's dicts) that has a key; the same in every process."""
     if isinstance(key, int):
         return key % PARTS
     return crc32(key if isinstance(key, bytes) else key.encode()) % PARTS
 
 
 class Table(Mapping[Key, Record], Generic[Key, Record]):
-    """An immutable mapping; no record is None. `changed` returns the next one."""
+    """An immutable mapping of keys to records (never None); `changed` returns a changed copy."""
 
     __slots__ = ("_parts", "_size")
 
@@ -148,8 +148,8 @@ class Indexed(Table[str, Record]):
     """A table whose records are also found by other keys, such as the ids of their replicas.
 
     `KEYS` has, by the index's name, the function that returns a record's keys; a key belongs to one record at
-    most. An index is made when it is first asked for, so copies that are never asked have none, and is kept
-    up with each change from then on.
+    most. An index is built when it is first used, so a table that is never asked has none; tables made from
+    this one by changes then have it, too.
     """
 
     KEYS: ClassVar[Mapping[str, Callable[[Any], Iterable[bytes | int]]]] = {}

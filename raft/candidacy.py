@@ -38,7 +38,7 @@ MAX_DEFERRED_CAMPAIGNS = 3
 
 
 class Candidacy:
-    """One replica's term, vote and role. Made by its `Core`, which alone changes it from outside."""
+    """One replica's term, vote and role, and the rules by which they change. Only its `Core` calls it."""
 
     __slots__ = (
         "_deferred",
@@ -128,20 +128,20 @@ class Candidacy:
 
     @property
     def is_released(self) -> bool:
-        """Whether our log reaches the floor of a release."""
+        """Whether a release has set a floor (the latest end of all remaining logs) and our log reaches it."""
         return self._reaches_floor(self._log.last_term, self._log.last_index)
 
     def _reaches_floor(self, last_term: int, last_index: int) -> bool:
         return self._floor is not None and (last_term, last_index) >= self._floor
 
     def _grants_recovering(self, last_term: int, last_index: int) -> bool:
-        """Return whether our grant to a log that ends there must be marked `recovering`, and so not count."""
+        """Return whether our grant to a log that ends there must be marked `recovering`, and so is void."""
         return self.recovering and not self._reaches_floor(last_term, last_index)
 
     def release(self, floor: tuple[int, int], *, now_ms: int) -> None:
-        """Let grants to logs that end at `floor` or later count although this replica is recovering.
+        """Make our grants to candidates whose logs end at `floor` or later valid, although we are recovering.
 
-        `floor` is a pair (last term, last index).
+        `floor` is a pair (last term, last index): the latest end of all logs of the group.
         """
         if self._floor == floor:
             return
@@ -152,18 +152,18 @@ class Candidacy:
             self.timer.retry(now_ms=now_ms)
 
     def finish_recovery(self) -> None:
-        """End the recovery: this replica's grants count as any other's from now on."""
+        """End the recovery: from now on this replica's grants count like those of any other."""
         self.recovering = False
         self._floor = None
 
     def inhibit_campaign(self, inhibited: bool, *, now_ms: int) -> None:
-        """Forbid campaigns (True), as our log is being replaced, or allow them again (False)."""
+        """Forbid campaigns (True), because our log is being replaced, or allow them again (False)."""
         self.inhibited = inhibited
         if not inhibited:
             self.timer.retry(now_ms=now_ms)
 
     def expire(self, *, now_ms: int) -> None:
-        """Campaign if that is due. The caller makes sure that we neither lead nor are quiesced."""
+        """Campaign if that is due. Call it only if we neither lead nor are quiesced."""
         if (
             self.timer.is_due(now_ms=now_ms)
             and self.is_promotable()
@@ -176,7 +176,7 @@ class Candidacy:
 
         Meanwhile any other voter that is up and could win campaigns. If there is no leader after
         `MAX_DEFERRED_CAMPAIGNS` skipped ones, this replica must campaign itself (docs/consensus.md#damage).
-        An only voter skips none.
+        A replica that is the only voter skips none.
         """
         if not self.defers_campaign or self._deferred >= MAX_DEFERRED_CAMPAIGNS:
             return False
@@ -209,7 +209,10 @@ class Candidacy:
         )
 
     def campaign(self, *, transfer: bool, now_ms: int) -> None:
-        """Enter the next term as a candidate and ask for votes; `transfer`: the leader hands over to us."""
+        """Enter the next term as a candidate and ask for votes.
+
+        `transfer` says that the leader has handed over to us, so voters need not wait for its silence.
+        """
         self._enter_term(self.term + 1)
         self.vote = self._identity.replica_id
         self.role = Role.CANDIDATE
@@ -274,7 +277,7 @@ class Candidacy:
     # Answering those who campaign
 
     def answer_pre_vote(self, message: PreVote, *, now_ms: int) -> None:
-        """Answer whether we would vote for the sender; neither timer, term nor vote changes by it."""
+        """Answer whether we would vote for the sender; our timer, term and vote stay as they are."""
         granted = (
             message.term > self.term and not self._in_contact(now_ms=now_ms) and self._up_to_date(message)
         )
@@ -315,7 +318,7 @@ class Candidacy:
     # Terms
 
     def observe_term(self, message: AnyMessage, *, now_ms: int) -> bool:
-        """Act upon a message of another term than ours; return whether it is then to be processed."""
+        """Act upon the term of a message, if it is not ours; return whether the message is then processed."""
         if message.term < self.term:
             head = self._identity.head_to(message.sender)
             if isinstance(message, Append | Heartbeat):
@@ -341,7 +344,7 @@ class Candidacy:
         return True
 
     def leader_contact(self, message: Append | Heartbeat, *, now_ms: int) -> bool:
-        """Take the sender for the leader of our term; return False if another one is known to lead it."""
+        """Follow the sender as the leader of our term; return False if another leader of it is known."""
         sender = message.sender
         following = self.following
         if following.leader_id != sender:
@@ -360,7 +363,7 @@ class Candidacy:
         return True
 
     def become_follower(self, term: int, leader_id: int, *, now_ms: int) -> None:
-        """Follow `leader_id` in `term`, which is ours or a later one; 0: no leader is known."""
+        """Follow `leader_id` (0: no leader is known) in `term`, which is our term or a later one."""
         if term > self.term:
             self._enter_term(term)
         if self.leadership is not None:

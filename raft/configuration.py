@@ -15,7 +15,7 @@ import msgspec
 
 
 class ConfigurationRefused(Exception):
-    """This configuration change can't be proposed now, or at all; `.reason` is one word, for programs."""
+    """This configuration change can't be proposed now, or at all; `.reason` is one word for programs."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(f"{reason}: {detail}")
@@ -23,10 +23,10 @@ class ConfigurationRefused(Exception):
 
 
 class Configuration(msgspec.Struct, frozen=True, array_like=True):
-    """The replica ids that vote and count (`voters`), and those that only follow (`learners`).
+    """The ids of the replicas that form majorities (`voters`), and of those that only follow (`learners`).
 
-    `abandoned`: former members that an operator's decision abandoned, perhaps a majority. Their messages are
-    ignored; the list is passed on from configuration to configuration.
+    `abandoned` are former members, perhaps a majority, without which the group goes on by an operator's
+    decision. Their messages are ignored; every later configuration keeps the list.
     """
 
     voters: tuple[int, ...]
@@ -34,7 +34,7 @@ class Configuration(msgspec.Struct, frozen=True, array_like=True):
     abandoned: tuple[int, ...] = ()
 
     def members(self) -> tuple[int, ...]:
-        """Return voters first, then learners."""
+        """Return the ids of all members: voters first, then learners."""
         return self.voters + self.learners
 
     def with_learner(self, replica_id: int) -> Configuration:
@@ -51,7 +51,7 @@ class Configuration(msgspec.Struct, frozen=True, array_like=True):
         return Configuration((*self.voters, replica_id), learners, self.abandoned)
 
     def without(self, replica_id: int) -> Configuration:
-        """Return the configuration after removing `replica_id`, be it voter or learner."""
+        """Return the configuration after removing `replica_id`, a voter or a learner."""
         if replica_id not in self.members():
             raise ConfigurationRefused("not_a_member", f"replica {replica_id} is not in {self}")
         voters, learners = _without(self.voters, replica_id), _without(self.learners, replica_id)
@@ -65,9 +65,9 @@ def _without(members: tuple[int, ...], replica_id: int) -> tuple[int, ...]:
 def check_step(old: Configuration, new: Configuration) -> None:
     """Check that `new` is one allowed step away from `old`.
 
-    The steps: add a learner, promote a learner, remove a voter or learner. A voter is never added directly,
-    as it would count before it holds anything, and never demoted, as removing and adding says the same.
-    Abandoned replicas stay so, and no step adds to them: only an operator's decision does, which is no step.
+    The steps are: add a learner, promote a learner, remove a voter or learner. A voter is never added
+    directly, because it would count before it holds anything, and never demoted, because it can be removed
+    and added as a learner. No step changes the abandoned replicas: only an operator's decision adds to them.
 
     Raises:
         ConfigurationRefused: when `new` is not one allowed step away.
@@ -92,7 +92,7 @@ def check_step(old: Configuration, new: Configuration) -> None:
 class History:
     """The configurations of one log that are in force, or may be again after a truncation; oldest first.
 
-    `current` is the one in force, `index` the entry that holds it: 0 if it precedes the log.
+    `current` is the configuration in force, and `index` is that of its entry; 0 if it precedes the log.
     """
 
     __slots__ = ("_stack", "current", "index")
@@ -100,7 +100,7 @@ class History:
     def __init__(self, initial: Configuration, found: Iterable[tuple[int, Configuration]] = ()) -> None:
         """Begin with `initial`, in force before the log's first entry, and the configurations in the log.
 
-        `found` are these, as pairs (index, configuration), ascending.
+        `found` has the configurations in the log as pairs (index, configuration), ascending.
         """
         self._stack: list[tuple[int, Configuration]] = [(0, initial)]
         for index, configuration in found:

@@ -2,14 +2,14 @@
 
 The driver feeds one input at a time (`receive`, `expire`, `propose`,
 `persisted`, ...) and after *each* calls `take_ready`, whose `Ready` says what to write and what may be sent
-when. The core reads no clock, draws from the generator it is given, touches no disk and does not log; a
-simulator replays years of it.
+when. The core reads no clock, draws from the generator it is given, touches no disk and does not log, so
+a simulator can replay years of it. In this package "we" and "our" stand for the replica itself.
 
 A replica follows, campaigns (first for pre-votes, which change nothing anywhere, then for votes) or leads.
-What is true for one term only is held by an object made for that term: `Following` (what matched with its
-leader) and `Leadership` (progress of the others, reads, hand-over). `Candidacy` has term, vote, role and the
-election timer, and with them the rules of elections; the log is a `RaftLog`. The core itself decides which
-messages are processed at all, passes them to these parts, and makes the `Ready` from their effects.
+What is true for one term only is kept in an object made for that term: `Following` (how far the log matches
+the leader's) and `Leadership` (progress of the others, reads, hand-over). `Candidacy` has term, vote, role
+and the election timer, and with them the rules of elections; the log is a `RaftLog`. The core itself decides
+which messages are processed at all, passes them to these parts, and makes the `Ready` from their effects.
 
 Invariants, by number; tests cite them.
 
@@ -26,8 +26,8 @@ Invariants, by number; tests cite them.
 6. A follower's commit index never exceeds what it has matched with the leader of *this* term since its start.
 7. Consecutive configurations differ by one voter at most; the newest one in the log is in force; the next is
    appended only when the last is committed and the leader has committed an entry of its own term.
-8. A read is answered by a commit index taken after the request, confirmed by a majority in a round begun
-   after the request, by a leader that had committed in its term.
+8. A read is answered with a commit index that was taken after the request, by a leader that had committed an
+   entry of its term, and whose leadership a majority has confirmed in a round begun after the request.
 9. A message of another cluster or group, for another replica, or of a former incarnation is ignored.
 10. A leader that no other replica voted for (a single voter) sends nothing before its own disk has confirmed
     its term: else, after a crash, it could lead the same term twice.
@@ -35,13 +35,15 @@ Invariants, by number; tests cite them.
     hand-over); a leader that hears no majority for an election timeout steps down. So a replica
     that is cut off disturbs no other, and no client waits for a leader that is.
 12. A replica that may have forgotten what it acknowledged is *recovering*: its grants elect no leader. That
-    ends when it holds again, in the term of one leader, all that it may have acknowledged. Before that its
-    grants count for logs that reach a *floor*, the latest end among all replicas of the group
-    (`release`). These rules were searched with a model checker: change none of them without the model
+    ends when its log again matches, in the term of one leader, all that it may have acknowledged. Before
+    that, a `release` may give it a *floor*: the latest end (last term, last index) among the logs of all
+    replicas of the group. Then its grants count, but only for candidates whose logs reach the floor. These
+    rules were searched with a model checker: change none of them without the model
     (docs/models/recovering.tla, docs/consensus.md#recovering).
-13. A group quiesces only when all who were asked hold all that the leader holds, know it committed, and have
-    agreed to one offer. Quiescence touches heartbeats and timers alone: terms, votes, logs and reads obey the
-    rules above all the same.
+13. An *offer* is the leader's request, in its heartbeats, that replicas quiesce (stop their timers). A group
+    quiesces only when all replicas that were asked hold all that the leader holds, know it committed, and
+    have agreed to the same offer. Quiescence stops heartbeats and timers, and nothing else: terms, votes,
+    logs and reads obey the rules above all the same.
 """
 
 from __future__ import annotations
@@ -96,7 +98,7 @@ MOST_TERMS_AHEAD = 2**32
 
 
 class Core:
-    """One replica of one group. All instants are `now_ms`, in milliseconds, and never go back."""
+    """One replica of one group. All instants are in ms of a monotonic clock (`now_ms`), and never go back."""
 
     def __init__(
         self,
@@ -119,8 +121,8 @@ class Core:
     ) -> None:
         """Start a replica with what its disk holds.
 
-        `recovering`: it may have forgotten something that it acknowledged. That flag and `incarnation`, which
-        rises with every such loss, must be durable before the core is made.
+        `recovering` says that the replica may have forgotten something that it acknowledged. That flag and
+        `incarnation`, which rises with every such loss, must be durable before the core is made.
         `configuration` is in force before the first entry of `log`; `configurations` are the (index,
         configuration) of the entries in `log` that carry one, ascending. `committed_index` may be any index
         that is known to be committed, at least `log.first_index - 1`.
@@ -194,7 +196,7 @@ class Core:
 
     @property
     def is_released(self) -> bool:
-        """Whether a release has shown that no log of the group that is left holds more than ours."""
+        """Whether a release (`release`) has shown that no remaining log of the group holds more than ours."""
         return self._candidacy.is_released
 
     @property
@@ -212,13 +214,13 @@ class Core:
         return self._candidacy.second_leader
 
     def take_second_leader(self) -> int:
-        """Return `second_leader` and forget it."""
+        """Return `second_leader` and reset it to 0."""
         other, self._candidacy.second_leader = self._candidacy.second_leader, 0
         return other
 
     @property
     def is_leader(self) -> bool:
-        """Whether proposals are taken here; false while handing over."""
+        """Whether this replica leads and takes proposals; False while it hands leadership over."""
         leadership = self._candidacy.leadership
         return leadership is not None and not leadership.transfer_target
 
@@ -229,17 +231,17 @@ class Core:
 
     @property
     def incarnation(self) -> int:
-        """The incarnation of this replica: it rises with every possible loss."""
+        """The incarnation of this replica: it rises whenever the replica may have lost acknowledged data."""
         return self._identity.incarnation
 
     @property
     def last_term(self) -> int:
-        """The term of the last entry."""
+        """The term of the last entry in our log."""
         return self._log.last_term
 
     @property
     def last_index(self) -> int:
-        """The index of the last entry, even if no `Ready` has handed it out yet."""
+        """The index of the last entry in our log, even if no `Ready` has handed it out yet."""
         return self._log.last_index
 
     @property
@@ -249,7 +251,7 @@ class Core:
 
     @property
     def is_reconfiguring(self) -> bool:
-        """Whether the configuration in force is not known to be committed."""
+        """Whether a change of the configuration is under way: the one in force is not committed yet."""
         return self._log.configurations.index > self._log.committed_index
 
     @property
@@ -265,21 +267,21 @@ class Core:
 
     @property
     def uncommitted_bytes(self) -> int:
-        """The bytes that were appended since the start and are not committed."""
+        """The bytes of the entries that were appended since the start and are not committed."""
         return self._log.uncommitted_bytes
 
     @property
     def quiesced(self) -> bool:
-        """Whether this replica has neither deadlines nor messages until an input wakes it."""
+        """Whether this replica is quiesced: it has no deadline and sends nothing until an input wakes it."""
         candidacy = self._candidacy
         leadership = candidacy.leadership
         return candidacy.following.quiesced if leadership is None else leadership.quiescence.quiesced
 
     @property
     def quiesce_peers(self) -> Collection[int]:
-        """The replicas whose processes must be watched while we are quiesced; empty if we are not.
+        """The replicas whose processes the driver must watch while we are quiesced; empty if we are not.
 
-        For a leader these are the followers that agreed, for a follower its leader.
+        For a leader these are the followers that agreed to quiesce, for a follower its leader.
         """
         if not self.quiesced:
             return ()
@@ -296,7 +298,7 @@ class Core:
 
     @property
     def is_expedited(self) -> bool:
-        """Whether the leader is suspected, and our campaign is not delayed for the sake of other groups."""
+        """Whether the leader is suspected and our campaign is not delayed by a `spread_ms`."""
         timer = self._candidacy.timer
         return timer.suspected and timer.suspicion_delay_ms <= MAX_SUSPICION_DELAY_MS
 
@@ -428,9 +430,9 @@ class Core:
     def offer_quiesce(self, *, absent: Collection[int] = ()) -> None:
         """Let the next heartbeat, if we are idle, ask all members but `absent` to quiesce.
 
-        Call it before `expire`, and only while the processes of all members but `absent` answer. Watch these
-        from then on: a quiesced replica must be woken when the process of one of its `quiesce_peers` is
-        silent, gone, or has started again.
+        Call it before `expire`, and only while the processes of all members but `absent` answer. Watch those
+        processes from then on: call `unquiesce` when the process of one of our `quiesce_peers` is silent,
+        gone, or has started again.
         """
         leadership = self._candidacy.leadership
         if leadership is not None:
@@ -439,8 +441,8 @@ class Core:
     def unquiesce(self, *, now_ms: int, contact_ms: int | None = None) -> None:
         """End quiescence: start the timers again, and notify the leader, so that it sends heartbeats again.
 
-        A leader sends heartbeats again at once. Do nothing if we are not quiesced. `contact_ms`: when the
-        leader's process was last heard; None stands for now.
+        If we lead, heartbeats are sent again at once. Do nothing if we are not quiesced. `contact_ms` is when
+        the leader's process was last heard; None stands for now.
         """
         candidacy = self._candidacy
         leadership = candidacy.leadership
@@ -458,8 +460,8 @@ class Core:
     def quiesce_without(self, gone: Collection[int]) -> bool:
         """Return whether a quiesced leader stays quiesced without these members, whose processes are gone.
 
-        If it returns False the driver must call `unquiesce`; if True, it must do so when one of them is up
-        again.
+        After False the driver must call `unquiesce` now; after True, when a process of one of these members
+        is up again.
         """
         leadership = self._candidacy.leadership
         return leadership is not None and leadership.quiescence.quiesced and leadership.quiesce_without(gone)
@@ -472,13 +474,13 @@ class Core:
             candidacy.leadership.postpone(by_ms=by_ms)
 
     def campaign(self, *, now_ms: int) -> None:
-        """Campaign at once, if we don't lead and may campaign: to elect the first leader of a new group."""
+        """Campaign at once, if we don't lead and may campaign: it elects the first leader of a new group."""
         if self._candidacy.leadership is None and self._candidacy.is_promotable():
             self.unquiesce(now_ms=now_ms)
             self._candidacy.campaign_prevote(now_ms=now_ms)
 
     def suspect_leader(self, *, now_ms: int, spread_ms: int = 0) -> None:
-        """Suspect the leader, as a report says that it is gone: until it is heard again, campaign soon.
+        """Suspect the leader, because a report says that it is gone: campaign soon, unless it is heard again.
 
         Meanwhile, pre-votes of others are granted. With `spread_ms` the first campaign comes at a random
         instant within that time, and the delays before later ones are longer, too: use it when many groups
@@ -496,7 +498,7 @@ class Core:
     def unreachable(self, replica_id: int) -> None:
         """Ask where this replica's log ends before more is sent to it: messages to it may be lost.
 
-        Leader only; wake a quiesced one first.
+        Call it only if we lead; call `unquiesce` first if we are quiesced.
         """
         leadership = self._candidacy.leadership
         if leadership is not None:
@@ -505,9 +507,9 @@ class Core:
     def catch_up(self, replica_id: int, *, resume_index: int) -> None:
         """Send this replica no entries until it holds the log up to `resume_index`. Leader only.
 
-        The caller lets it copy the log up to there (catch-up). Meanwhile empty appends ask whether it holds
-        that entry. The same happens without this call when the entries that it lacks are not in the log any
-        more.
+        The caller lets the replica copy the log up to there (catch-up). Meanwhile empty appends ask whether
+        it holds that entry. The same happens without this call if the entries that the replica lacks are no
+        longer in our log.
         """
         leadership = self._candidacy.leadership
         if leadership is not None:
@@ -516,21 +518,21 @@ class Core:
     def resume(self, replica_id: int) -> None:
         """Send this replica entries again, after `catch_up`. Leader only.
 
-        If the log does not hold those that it lacks any more, it stays to be caught up.
+        If our log no longer has the entries that the replica lacks, it still has to be caught up.
         """
         leadership = self._candidacy.leadership
         if leadership is not None:
             leadership.resume(replica_id)
 
     def inhibit_campaign(self, inhibited: bool, *, now_ms: int) -> None:
-        """Forbid campaigns (True), as this replica's log is being replaced, or allow them again (False).
+        """Forbid campaigns (True), because the replica's log is being replaced, or allow them again (False).
 
-        It still votes.
+        The replica still votes.
         """
         self._candidacy.inhibit_campaign(inhibited, now_ms=now_ms)
 
     def place(self) -> Place:
-        """Return where the next proposed entry goes.
+        """Return the index, the terms and the commit index with which the next proposed entry must be made.
 
         Raises:
             NotLeader: when we don't lead, or hand over.
@@ -540,7 +542,7 @@ class Core:
         return Place(log.last_index + 1, self.term, log.last_term, log.committed_index)
 
     def propose(self, entries: Sequence[Entry], *, now_ms: int) -> None:
-        """Append entries made for `place()` and the places after it; all of them or none.
+        """Append entries made for `place()` and the indexes after it; all of them or none.
 
         Raises:
             NotLeader: when we don't lead, or hand over.
@@ -568,7 +570,7 @@ class Core:
     def propose_configuration(self, entry: Entry, *, now_ms: int) -> None:
         """Append an entry for `place()` whose `configuration` is one step from ours; it is in force at once.
 
-        No limit of bytes applies: the change may be what gives the group a majority again.
+        The limit of uncommitted bytes does not apply, because the change may give the group a majority again.
 
         Raises:
             NotLeader: when we don't lead, or hand over.
@@ -578,7 +580,7 @@ class Core:
         self._tracer.note("configuration", index=entry.index, configuration=self.configuration)
 
     def majority_active(self, voters: Collection[int]) -> bool:
-        """Return whether we lead, and a majority of these sent something in two election timeouts.
+        """Return whether we lead, and heard a majority of these replicas in the last two election timeouts.
 
         If not, `propose_configuration` refuses to make them the voters.
         """
@@ -595,7 +597,8 @@ class Core:
     def may_be_recovering(self, replica_id: int) -> bool:
         """Return whether we lead, and this member is active and may still be recovering.
 
-        It is not, once it matches with us up to its goal. The state of a silent member is not known.
+        A member no longer is, once its log matches ours up to its goal: the end of all that it may have
+        acknowledged. The state of a silent member is not known.
         """
         leadership = self._candidacy.leadership
         if leadership is None or not leadership.is_active(replica_id):
@@ -604,9 +607,9 @@ class Core:
         return self.recovering if progress is leadership.own else progress.match_index < progress.goal
 
     def transfer_leadership(self, replica_id: int, *, now_ms: int) -> bool:
-        """Hand leadership over to another voter; return False if `replica_id` is none.
+        """Hand leadership over to another voter; return False if `replica_id` is not another voter.
 
-        Proposals are refused until that replica leads or an election timeout is over.
+        Proposals are refused until that replica leads or an election timeout has passed.
 
         Raises:
             NotLeader: when we don't lead, or hand over already.
@@ -616,8 +619,8 @@ class Core:
     def read_index(self, context: int, *, now_ms: int) -> None:
         """Request a commit index that covers all that is committed by now.
 
-        The answer comes in `Ready.reads` under `context`; in `Ready.reads_failed` if we don't lead, or stop
-        leading before a majority has confirmed it.
+        The answer comes in `Ready.reads` with the caller's `context`. The context is in `Ready.reads_failed`
+        if we don't lead, or stop leading before a majority has confirmed the round.
         """
         leadership = self._candidacy.leadership
         if leadership is None:
@@ -637,19 +640,19 @@ class Core:
     def accept_loss(self) -> None:
         """End our recovery, because an operator accepts the loss of what only absent replicas hold.
 
-        Nothing else may call this.
+        Call it only for such a decision.
         """
         if self.recovering:
             self._finish_recovery("an operator accepted the loss")
 
     def release(self, *, incarnation: int, last_term: int, last_index: int, now_ms: int) -> bool:
-        """Set our floor to the latest end among the logs of all replicas of the group.
+        """Set our *floor*: the latest end (last term, last index) of the logs of all replicas of the group.
 
-        From now on our grants to logs that end there or later count although we are recovering, because no
-        remaining log holds more. If our own log reaches it we may campaign, even as a learner. Each of the
-        others must have answered after our `incarnation` was known to it, and none of them as a leader
-        (docs/consensus.md#when-all-replicas-have-answered). Return False, and do nothing, if our incarnation
-        is another one, if we lead, or if `log_regressed`.
+        From now on our grants count, although we are recovering, if the candidate's log ends at the floor or
+        later, because no remaining log holds more. If our own log reaches the floor we may campaign, even as
+        a learner. Each of the others must have answered after our `incarnation` was known to it, and none of
+        them as a leader (docs/consensus.md#when-all-replicas-have-answered). Return False, and do nothing, if
+        our incarnation is another one, if we lead, or if `log_regressed`.
         """
         leads = self._candidacy.leadership is not None
         if incarnation != self._identity.incarnation or leads or self.log_regressed:
@@ -660,9 +663,10 @@ class Core:
     def go_on_alone(self, make: MakeNoop, *, term: int, now_ms: int) -> None:
         """Go on as the only voter, because an operator decided that the absent voters are gone for good.
 
-        Nothing else may call this. `make` gives the entry of that decision: a configuration with this replica
-        as its only voter, and the others as abandoned. `term` is above any that the group can have reached.
-        What only the others hold is lost; what we hold is committed, as some of it may be acknowledged.
+        Call it only for such a decision. `make` returns the entry that records it: a configuration with this
+        replica as its only voter, and the others as abandoned. `term` is above any that the group can have
+        reached. What only the others hold is lost. All that we hold is committed, because some of it may be
+        acknowledged.
         """
         candidacy = self._candidacy
         assert candidacy.leadership is None and term > self.term, f"term {term} at {self!r}"
@@ -697,7 +701,7 @@ class Core:
     # Output
 
     def take_ready(self) -> Ready:
-        """Return what has to be done now; everything in it is handed out once. See `Ready`."""
+        """Return what the driver has to do now, see `Ready`. What one call returns, no later call repeats."""
         candidacy = self._candidacy
         leadership = candidacy.leadership
         if leadership is not None:

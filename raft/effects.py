@@ -1,6 +1,6 @@
 """Three objects that the parts of a core share: identity, effects of the next `Ready`, and tracer.
 
-`Following`, `Leadership` and `Candidacy` are each given these, so they report through them and not through
+`Following`, `Leadership` and `Candidacy` share these objects: they put their results there, and need not know
 each other.
 """
 
@@ -11,7 +11,7 @@ from raft.values import SendAppend, Trace
 
 
 class Identity:
-    """The identity of this replica, from which the first fields of each of its messages are made."""
+    """The ids of this replica, with which each of its messages begins."""
 
     __slots__ = ("cluster", "group", "incarnation", "replica_id")
 
@@ -48,7 +48,7 @@ class Tracer:
 
 
 class Effects:
-    """Messages, appends and reads gathered for the next `Ready`; the fields have the names they have there.
+    """Collects messages, appends and reads for the next `Ready`, in fields of the same names.
 
     `after_sync` is `messages_after_sync`. `Core.take_ready` hands out each list once. The `Ready`'s entries
     come from the log, its hard state from the candidacy.

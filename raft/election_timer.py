@@ -1,8 +1,8 @@
 """The randomized election timer of a replica that does not lead (paper 5.2, 9.3).
 
 It says at which instant a replica campaigns: after an election timeout without contact from the leader, or
-shortly after a notice that the leader's process is gone. It knows neither terms nor votes: the rules that tie
-it to them are in `raft.candidacy`.
+shortly after a notice that the leader's process is gone. It knows neither terms nor votes: their rules
+are in `raft.candidacy`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MAX_SUSPICION_DELAY_MS = 150
 
 
 class ElectionTimer:
-    """The instant at which a replica that is not leading campaigns, if nothing happens before."""
+    """Computes the instant at which a replica that does not lead campaigns, unless it hears the leader."""
 
     __slots__ = (
         "_attempts",
@@ -51,7 +51,7 @@ class ElectionTimer:
         self.deadline_ms = now_ms + self._wait_ms
 
     def on_contact(self, *, now_ms: int) -> None:
-        """Start the timeout again: the leader gave a sign of life."""
+        """Start the timeout again, because the leader gave a sign of life."""
         self.last_contact_ms = now_ms
         self.deadline_ms = now_ms + self._wait_ms
         self.suspected = False
@@ -80,7 +80,7 @@ class ElectionTimer:
             self.retry(now_ms=now_ms)
 
     def expedite(self, *, now_ms: int) -> None:
-        """Undo the spread of `suspect`: campaign in `MAX_SUSPICION_DELAY_MS`, never later than chosen.
+        """Undo the spread of `suspect`: campaign within `MAX_SUSPICION_DELAY_MS`, or earlier if so chosen.
 
         Do nothing if the leader is not suspected.
         """
@@ -116,7 +116,7 @@ class ElectionTimer:
         self.restart(now_ms=now_ms)
 
     def postpone(self, *, by_ms: int) -> None:
-        """Move the deadline by `by_ms`: the loop stalled, and messages to us may lie unread in the sockets.
+        """Move the deadline by `by_ms`, because the loop stalled and messages to us may lie unread.
 
         Do nothing while the leader is suspected: that rests on a report, not on a silence that the stall
         could explain.

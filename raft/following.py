@@ -20,10 +20,11 @@ MOST_LOSSES = 2**32
 
 
 class Following:
-    """The follower's side of one term. `leader_id` is 0 until the leader has sent something, and then fixed.
+    """The follower's side of one term: how far our log matches the leader's, and what we answer.
 
-    `goal` is the index up to which this leader wants us to match before our recovery may end; 0 until it has
-    sent one to our incarnation.
+    `leader_id` is 0 until the leader has sent something, and does not change then. `goal` is the index up to
+    which our log must match the leader's before our recovery may end, as the leader says; 0 until it has said
+    so to our incarnation.
     """
 
     __slots__ = (
@@ -67,9 +68,9 @@ class Following:
     def append(self, message: Append, entries: Sequence[Entry]) -> bool:
         """Append what is new, truncate only what conflicts, and answer; the answer waits for our sync.
 
-        Return False, and do nothing, if the leader's log lacks an entry that we know to be committed. Then an
-        operator accepted its loss, or more replicas forgot it than a group survives. We may have served that
-        entry, and it must not change, so we accept nothing more from this leader.
+        Return False, and do nothing, if the leader's log lacks an entry that we know to be committed. That
+        happens if an operator accepted the entry's loss, or if more replicas forgot it than a group survives.
+        We may have served that entry, and it must not change, so we accept nothing more from this leader.
         """
         log = self._log
         prev_index = message.prev_index
@@ -135,7 +136,9 @@ class Following:
         return True
 
     def heartbeat(self, message: Heartbeat, *, may_quiesce: bool) -> None:
-        """Learn the commit index; answer at once, since the answer promises nothing about our disk.
+        """Process a heartbeat: take over its commit index, and answer at once.
+
+        The answer need not wait for a sync, because it promises nothing about our disk.
 
         Quiesce if the leader asks for it, `may_quiesce` allows it, and our log holds exactly the entries that
         the leader has committed. A heartbeat of round 0 gets no answer.
@@ -170,7 +173,7 @@ class Following:
 
         What we acknowledged to the leader of a term stays in our log for as long as the term lasts, and an
         incarnation is durable before any other replica hears of it. So a log that lacks either is an older
-        copy that was put back. An acknowledgement of a former incarnation says nothing.
+        copy that was put back. An acknowledgement of a former incarnation is not compared.
         """
         index, own = message.held_index, self._identity.incarnation
         if own < message.receiver_incarnation <= own + MOST_LOSSES:
@@ -217,7 +220,7 @@ class Following:
 
 
 def well_formed(message: Append, entries: Sequence[Entry]) -> bool:
-    """Return whether `entries` are as `message` says: their number, without a gap, terms never falling."""
+    """Return whether `entries` fit `message`: as many as it says, without a gap, terms never falling."""
     if message.entry_count != len(entries):
         return False
     index, term = message.prev_index, message.prev_term

@@ -1,7 +1,7 @@
 """The leader's side of one term: commitment, confirmation rounds, configuration changes, hand-over.
 
-The object is made when an election is won and dropped when leadership ends, and with it everything that is
-only true of a leader in that term. It decides what is sent to which replica, what is committed (paper 5.3,
+The object is made when an election is won. It is dropped when leadership ends, and with it everything that is
+true only of a leader in that term. It decides what is sent to which replica, what is committed (paper 5.3,
 5.4.2), and when the group is idle and may quiesce; it knows neither votes nor how it came to lead. `flush` is
 called once per Ready, so that many proposals of one turn leave in few appends.
 """
@@ -26,7 +26,10 @@ UNREACHED_CHECKS = 4
 
 
 class Leadership:
-    """One leader in one term. `finished` says that it must step down after the next flush."""
+    """The leader's side of one term: what is sent, committed and confirmed.
+
+    `finished` says that the leader must step down after the next `flush`, because its removal is committed.
+    """
 
     __slots__ = (
         "_committed_at_check",
@@ -70,8 +73,8 @@ class Leadership:
     ) -> None:
         """Begin to lead.
 
-        `held`: send nothing before our own disk has this term, as no other replica voted in it
-        (invariant 10).
+        `held` says that no other replica voted for us: then nothing is sent before our own disk has this term
+        (invariant 10 of `raft.core`).
         """
         self._sender = Sender(identity, log, effects, settings, term=term)
         self._log = log
@@ -115,8 +118,8 @@ class Leadership:
     def expire(self, *, now_ms: int) -> bool:
         """Do what is due; return False if we must step down.
 
-        We must if no majority was heard for an election timeout (check-quorum), or if `is_unreached`: a
-        majority is heard, but receives none of our appends.
+        We must if no majority was heard for an election timeout (check-quorum), or if `is_unreached`, that
+        is, if we hear a majority, but it receives none of our appends.
         """
         if now_ms >= self._quorum_deadline_ms:
             self._quorum_deadline_ms = now_ms + self._settings.election_timeout_ms
@@ -139,12 +142,12 @@ class Leadership:
 
     @property
     def is_unreached(self) -> bool:
-        """Whether entries wait, and none has reached a majority for `UNREACHED_CHECKS` election timeouts."""
+        """Whether for `UNREACHED_CHECKS` election timeouts entries waited and none has reached a majority."""
         return self._unreached >= UNREACHED_CHECKS
 
     @property
     def is_complete(self) -> bool:
-        """Whether our own recovery may end: this term has committed, and our disk holds that."""
+        """Whether our own recovery may end: an entry of our term is committed, and durable on our disk."""
         return self.term_start <= min(self._log.committed_index, self._log.durable_index)
 
     def postpone(self, *, by_ms: int) -> None:
@@ -155,7 +158,7 @@ class Leadership:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing was appended since the last heartbeat, and nothing waits or is under way."""
+        """Whether nothing was appended since the last heartbeat, and the group has nothing else to do."""
         log = self._log
         last = log.last_index
         return (
@@ -169,8 +172,8 @@ class Leadership:
     def offer_quiesce(self, absent: Collection[int]) -> None:
         """Let the next heartbeat ask all members but `absent` to quiesce, if the group can.
 
-        It can if it is idle, if those asked are a majority together with us, and if each of them holds our
-        whole log and was sent our commit index.
+        The group can if it is idle, if the replicas asked form a majority together with us, and if each of
+        them holds our whole log and was sent our commit index.
         """
         asked = {p.replica_id for p in self._others if p.replica_id not in absent}
         voters = sum(p is self.own or p.replica_id in asked for p in self._voters)
@@ -194,7 +197,7 @@ class Leadership:
         return True
 
     def _forget_absent(self) -> None:
-        """Count as silent who was not asked to quiesce: no timer finds out any more whether it answers."""
+        """Mark replicas that were not asked to quiesce as silent: no heartbeat asks whether they live."""
         for progress in self._others:
             if progress.replica_id not in self.quiescence.asked:
                 progress.silent = True
@@ -210,7 +213,7 @@ class Leadership:
         )
 
     def _count_agreement(self, progress: Progress, message: HeartbeatAnswer) -> None:
-        """Note an answer to the offer of that round; the group is quiesced when the last one agrees."""
+        """Note a replica's answer to the offer to quiesce; the group is quiesced when the last one agrees."""
         quiescence = self.quiescence
         if not message.round:
             quiescence.withdraw()  # The follower woke while answers of others were still under way.
@@ -237,10 +240,11 @@ class Leadership:
             progress.active = False  # Heard of long ago is not heard of now.
 
     def _check_receivers(self) -> None:
-        """Count checks in a row at which entries waited, none was committed, none reached a majority.
+        """Count the checks in a row at which entries waited, none was committed, and none reached a majority.
 
-        This is about the network alone. A follower whose disk is slow counts as reached: its heartbeat
-        answers report what it holds in memory. So does one with damaged entries: it answers appends.
+        This finds failures of the network alone. A follower whose disk is slow counts as reached: its
+        heartbeat answers report what it holds in memory. So does one with damaged entries: it answers
+        appends.
         """
         log = self._log
         waits = self._last_at_check > log.committed_index == self._committed_at_check
@@ -271,7 +275,7 @@ class Leadership:
     # Log
 
     def propose(self, entries: Sequence[Entry]) -> None:
-        """Append `entries`, stamped with this term, to our own log; `flush` sends them."""
+        """Append `entries`, which have this term, to our own log; `flush` sends them."""
         assert entries[0].term == self.term == entries[-1].term, (
             f"proposal of terms {entries[0].term}..{entries[-1].term} in term {self.term}"
         )
@@ -323,7 +327,7 @@ class Leadership:
     def caught_up(self, replica_id: int) -> bool:
         """Return whether this member holds all that was committed at the last heartbeat.
 
-        One that is probed may have been restarted, and hold nothing any more.
+        False for a member that is probed: it may have been restarted, and hold nothing any more.
         """
         progress = self.progress.get(replica_id)
         if progress is None or progress.match_index < self._wanted_index:
@@ -333,17 +337,17 @@ class Leadership:
     def is_active(self, replica_id: int) -> bool:
         """Return whether this member sent something in the last two election timeouts; True for our own.
 
-        While we are quiesced: whether it agreed to that, and its process is up.
+        While we are quiesced it says whether the member agreed to that, and its process is up.
         """
         progress = self.progress.get(replica_id)
         return progress is not None and (progress is self.own or not progress.silent)
 
     def majority_active(self, voters: Collection[int]) -> bool:
-        """Return whether a majority of these sent something in the last two election timeouts."""
+        """Return whether a majority of these replicas sent something in the last two election timeouts."""
         return sum(map(self.is_active, voters)) >= majority(len(voters))
 
     def persisted(self, term: int) -> None:
-        """Count our own copy up to `durable_index`, whose entry has `term`, and commit what that allows."""
+        """Count our log up to `durable_index` (an entry of `term`) in majorities, and commit what can be."""
         if term == self.term:
             # The term and our vote in it were recorded before its first entry, so they are durable too.
             self.held = False
@@ -390,7 +394,7 @@ class Leadership:
     # Answers
 
     def reincarnated(self, replica_id: int) -> None:
-        """Forget what a replica acknowledged: it came back as a new incarnation."""
+        """Forget what a replica acknowledged, because it came back as a new incarnation."""
         progress = self.progress.get(replica_id)
         if progress is not None and progress is not self.own:
             progress.reset(
@@ -400,9 +404,9 @@ class Leadership:
             )
 
     def append_answer(self, message: AppendAnswer) -> bool:
-        """Process a follower's answer: how far it holds our log, or where the logs differ.
+        """Process a follower's answer to an append: how far it holds our log, or where the logs differ.
 
-        Return False if no follower of this term can have given that answer.
+        Return False if a follower of this term can't have given that answer.
         """
         progress = self.progress.get(message.sender)
         if progress is None:
@@ -446,9 +450,9 @@ class Leadership:
         progress.probe(max(min(prev_index, hint_index + 1), progress.match_index + 1))
 
     def heartbeat_answer(self, message: HeartbeatAnswer) -> bool:
-        """Note that a follower knew no later term in that round, and whether it agrees to quiesce.
+        """Note that the follower knew no later term in that round, and whether it agrees to quiesce.
 
-        Return False if there was no such round.
+        Return False if we have begun no round of that number.
         """
         progress = self.progress.get(message.sender)
         if progress is None:
@@ -471,7 +475,8 @@ class Leadership:
     def _resend_probe(self, progress: Progress, known_index: int) -> None:
         """Probe a replica, at most once per heartbeat, if messages to it or from it seem lost.
 
-        `known_index`: what it knows to match, by its answer to the heartbeat.
+        `known_index` is the index up to which the replica knows its log to match ours, by its heartbeat
+        answer.
         """
         if progress.flow is Flow.PROBE:
             progress.probe_sent = False
@@ -491,7 +496,7 @@ class Leadership:
             self._sender.probe(progress, progress.match_index)
 
     def _resume_index(self, progress: Progress) -> int:
-        """Return the index up to which a replica must hold the log before appends can serve it again."""
+        """Return the index up to which a replica in catch-up must hold the log before appends can go on."""
         return max(self._log.first_index - 1, progress.resume_index)
 
     def catch_up(self, replica_id: int, resume_index: int) -> None:
@@ -505,13 +510,13 @@ class Leadership:
             progress.catch_up(resume_index)
 
     def resume(self, replica_id: int) -> None:
-        """Probe this replica and send it entries again, as its copy of the log failed."""
+        """Probe this replica and send it entries again, because its catch-up failed."""
         progress = self.progress.get(replica_id)
         if progress is not None and progress.flow is Flow.CATCH_UP:
             progress.probe(progress.match_index + 1)
 
     def unreachable(self, replica_id: int) -> None:
-        """Probe this replica: what was under way to it is probably lost."""
+        """Probe this replica, because the messages that were under way to it are probably lost."""
         progress = self.progress.get(replica_id)
         if progress is not None and progress.flow is Flow.REPLICATE and progress is not self.own:
             progress.probe(progress.match_index + 1)
@@ -553,7 +558,7 @@ class Leadership:
         return True
 
     def transfer_refused(self, replica_id: int) -> None:
-        """Lead on: the replica that should lead will not campaign."""
+        """End the hand-over and go on leading, because the replica that should lead will not campaign."""
         if replica_id == self.transfer_target:
             self.transfer_target = 0
 
@@ -562,14 +567,14 @@ class Leadership:
             self._effects.messages.append(TimeoutNow(*self._sender.head_to(self.transfer_target)))
 
     def transfer_on_removal(self) -> None:
-        """Let the voter with the longest log campaign at once: our own removal is committed."""
+        """Let the voter with the longest log campaign at once, because our own removal is committed."""
         best = max(self._voters, key=lambda progress: progress.match_index)
         self._effects.messages.append(TimeoutNow(*self._sender.head_to(best.replica_id)))
 
     # Sending
 
     def flush(self) -> None:
-        """Send every replica the entries it lacks and may be sent, and the commit index where it is new."""
+        """Send each replica the entries that it lacks and may be sent now, and a new commit index."""
         if self.reads.waiting and not self.reads.in_flight and self._log.committed_index >= self.term_start:
             self._begin_round()
         if self.held:

@@ -16,7 +16,7 @@ from raft.values import Entry, LogView, Written
 
 
 class RaftLog:
-    """A log whose tail is pending; `last_index` and `last_term` include that tail."""
+    """The driver's log and the pending entries after it as one log, up to `last_index` and `last_term`."""
 
     __slots__ = (
         "_uncommitted",
@@ -77,7 +77,7 @@ class RaftLog:
         return self.pending[place].term if place < len(self.pending) else None
 
     def size(self, index: int) -> int:
-        """Return the size of entry `index` in bytes; it must be there."""
+        """Return the size of entry `index` in bytes; the log must hold that entry."""
         if index <= self._view_last:
             return self._view.size(index)
         return self.pending[index - self._view_last - 1].size
@@ -151,7 +151,7 @@ class RaftLog:
         self.configurations.truncated(index)
 
     def _uncount_from(self, index: int) -> None:
-        """Stop counting entry `index` and all after it as uncommitted; they are still there."""
+        """Take entry `index` and all after it out of `uncommitted_bytes`; call it before they are removed."""
         uncommitted = self._uncommitted
         while uncommitted and uncommitted[-1][0] >= index:
             _, size_bytes = uncommitted.pop()
@@ -165,7 +165,7 @@ class RaftLog:
                 self.uncommitted_bytes += uncommitted[-1][1]
 
     def commit(self, index: int) -> None:
-        """Move the commit index up to `index`."""
+        """Advance the commit index to `index`."""
         assert self.committed_index <= index <= self.last_index, (
             f"commit moves from {self.committed_index} to {index}, last is {self.last_index}"
         )
@@ -195,7 +195,7 @@ class RaftLog:
         return True
 
     def take(self) -> tuple[int | None, Sequence[Entry]]:
-        """Return the index to truncate from (or None) and the entries to append, and keep neither.
+        """Return the index to truncate from (or None) and the pending entries, and clear both.
 
         The driver applies both before the next input.
         """

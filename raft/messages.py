@@ -2,7 +2,7 @@
 
 Every message names its cluster, its group, both replica ids, the sender's incarnation and the sender's term,
 so that nothing meant for another incarnation or another group is ever taken for ours. What a message *does*
-is decided in `raft.core`; this module is apart so that a transport can carry messages without the protocol.
+is decided in `raft.core`; a transport can carry messages with this module alone.
 
 The payload of an `Append` is not part of the struct: the struct says how many entries belong to it, and the
 transport carries their frames after it, untouched.
@@ -37,14 +37,14 @@ class Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class PreVote(Message, frozen=True, tag=1):
-    """Asks whether the receiver would vote for the sender in `term`, one above its own; changes nothing."""
+    """Asks whether the receiver would vote for the sender in `term`, the sender's next; changes nothing."""
 
     last_index: Natural
     last_term: Natural
 
 
 class PreVoteAnswer(Message, frozen=True, tag=2):
-    """Answers a pre-vote. A grant carries the term that was asked for, a refusal the voter's own.
+    """Answers a pre-vote. The term of a grant is the one asked for, that of a refusal the voter's own.
 
     `recovering` as in `VoteAnswer`.
     """
@@ -54,7 +54,7 @@ class PreVoteAnswer(Message, frozen=True, tag=2):
 
 
 class Vote(Message, frozen=True, tag=3):
-    """Asks for a vote in `term`. `transfer`: the leader itself handed over to the sender."""
+    """Asks for a vote in `term`. `transfer` says that the leader itself hands over to the sender."""
 
     last_index: Natural
     last_term: Natural
@@ -62,7 +62,7 @@ class Vote(Message, frozen=True, tag=3):
 
 
 class VoteAnswer(Message, frozen=True, tag=4):
-    """Grants or refuses a vote. `recovering`: the voter may have forgotten something; its grant is void."""
+    """Grants or refuses a vote. A `recovering` voter may have forgotten something: its grant is void."""
 
     granted: bool
     recovering: bool = False
@@ -71,7 +71,7 @@ class VoteAnswer(Message, frozen=True, tag=4):
 class Append(Message, frozen=True, tag=5):
     """An append of the `entry_count` entries after the one at (`prev_index`, `prev_term`).
 
-    With `entry_count` 0 it is a probe: it asks whether the receiver holds that entry.
+    With `entry_count` 0 it is a probe: it asks whether the receiver holds the entry at `prev_index`.
 
     `goal` and `receiver_incarnation` say how far the receiver, in that incarnation, must match with this
     leader before its recovery may end.
@@ -89,11 +89,12 @@ class AppendAnswer(Message, frozen=True, tag=6):
     """Accepts or rejects an append.
 
     Accepted: everything up to `match_index` is durable at the sender and equal to the leader's log. If
-    `hint_index` is set (then it equals `match_index`), the sender has not compared these entries: it knows
-    that they are committed. Its entry there has `hint_term` (0: damaged), by which the leader can check that.
+    `hint_index` is set (it then equals `match_index`), the sender has not compared these entries with the
+    append, but knows that they are committed. The sender's entry at `hint_index` has the term `hint_term` (0:
+    it is damaged), by which the leader can check that.
 
-    Rejected: the sender does not have (`prev_index`, its term). The last entry that can be common is at or
-    below `hint_index`, which has `hint_term` in the sender's log.
+    Rejected: the sender's log does not have the append's (`prev_index`, `prev_term`). The last entry that
+    both logs can have in common is at or below `hint_index`, whose term in the sender's log is `hint_term`.
     """
 
     match_index: Natural
@@ -104,11 +105,11 @@ class AppendAnswer(Message, frozen=True, tag=6):
 
 
 class Heartbeat(Message, frozen=True, tag=7):
-    """A sign of life with the commit index. `round` 0 is a mere commit notice, which wants no answer.
+    """A leader's sign of life with the commit index; `round` 0 is only a commit notice, without answer.
 
-    `quiesce`: the group has nothing to do; if the receiver agrees, no more heartbeats come. (`held_index`,
-    `held_term`): the last entry that the receiver, in `receiver_incarnation`, has acknowledged to this
-    leader; 0 if none is known.
+    `quiesce` asks the receiver to quiesce: if it agrees, no more heartbeats come. (`held_index`, `held_term`)
+    is the last entry that the receiver, in `receiver_incarnation`, has acknowledged to this leader; 0 if none
+    is known.
     """
 
     commit: Natural
@@ -123,10 +124,10 @@ class Heartbeat(Message, frozen=True, tag=7):
 class HeartbeatAnswer(Message, frozen=True, tag=8):
     """Tells that `term` was the highest term the sender knew when round `round` reached it.
 
-    Round 0 answers no heartbeat: it announces a later term to an old leader, or to a quiesced one that the
-    sender is awake. `quiesce`: the sender holds all that the leader holds, knows it committed, and needs no
-    more heartbeats. `match_index`: up to there the sender knows its log to be the leader's; less than it
-    acknowledged, if it was restarted since.
+    With round 0 it answers no heartbeat: it announces a later term to an old leader, or tells a quiesced
+    leader that the sender is awake. `quiesce` says that the sender holds all that the leader holds, knows it
+    committed, and needs no more heartbeats. `match_index` is the index up to which the sender knows its log
+    to match the leader's; it is less than what it acknowledged, if it was restarted since.
     """
 
     round: Natural
@@ -163,7 +164,7 @@ def decode(payload: bytes | bytearray | memoryview) -> list[AnyMessage]:
     """Return the messages in `payload`, which must hold exactly one array.
 
     Raises:
-        ProtocolError: when it does not.
+        ProtocolError: `payload` is not one array of valid messages.
     """
     try:
         return _decoder.decode(payload)

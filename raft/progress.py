@@ -2,9 +2,9 @@
 
 A replica is *probed* until it is known where its log meets the leader's: one append, then silence until an
 answer or a heartbeat. Then it is *replicated* to: appends go out one after another without waiting, up to a
-window of bytes and appends. A replica is *caught up* when its next entry is no longer in the leader's log, or
-when the driver decides that it lacks too much of it: then it gets no entries, and copies the log in a way
-that this package knows nothing of. These objects exist for one leader's term; they decide nothing about
+window of bytes and appends. A replica is in *catch-up* if its next entry is no longer in the leader's log, or
+if the driver decides that it lacks too much of the log: then it gets no entries, and copies the log in a way
+that this package does not know. These objects exist for one leader's term; they decide nothing about
 commitment.
 """
 
@@ -15,7 +15,7 @@ from enum import Enum
 
 
 class Flow(Enum):
-    """The ways of sending entries to a replica."""
+    """The way in which entries are sent to a replica: probe, replicate, or none because of a catch-up."""
 
     PROBE = "probe"
     REPLICATE = "replicate"
@@ -23,7 +23,7 @@ class Flow(Enum):
 
 
 class Progress:
-    """One replica as its leader sees it; the leader has one of itself, too.
+    """The state of one replica as its leader knows it; the leader has one of itself, too.
 
     The replica holds the leader's log durably up to `match_index`.
     """
@@ -79,19 +79,19 @@ class Progress:
 
     @property
     def counted_index(self) -> int:
-        """The index up to which its copy counts as a voter's; 0 until it has the entry that made it one.
+        """The index up to which it counts in majorities; 0 until it has the entry that made it a voter.
 
-        Until then it may believe that it is a learner, and start again with an empty log.
+        Until then the replica may take itself for a learner, and start again with an empty log.
         """
         return self.match_index if self.match_index >= self.counts_from else 0
 
     @property
     def needs_catch_up(self) -> bool:
-        """Whether it gets no entries in appends, but has to copy the log in another way (catch-up)."""
+        """Whether the replica gets no entries, but has to copy the log in another way (catch-up)."""
         return self.flow is Flow.CATCH_UP
 
     def probe(self, next_index: int) -> None:
-        """Probe again where the logs meet, from `next_index` on."""
+        """Probe again up to which entry the logs match, beginning with the one before `next_index`."""
         assert next_index > self.match_index, f"probe at {next_index}, matched {self.match_index}"
         self.flow = Flow.PROBE
         self.next_index = next_index
@@ -101,7 +101,7 @@ class Progress:
         self.inflight_bytes = 0
 
     def replicate(self) -> None:
-        """Send entries without waiting: the logs meet at `match_index`."""
+        """Send entries from now on without waiting for answers: the logs match up to `match_index`."""
         self.flow = Flow.REPLICATE
         self.next_index = self.match_index + 1
         self.resume_index = 0
@@ -111,8 +111,8 @@ class Progress:
     def catch_up(self, resume_index: int = 0) -> None:
         """Pause entries to this follower until it holds the log up to `resume_index`, which it copies itself.
 
-        It also has to hold what comes before the leader's first entry. Used when the entries that it
-        lacks are no longer in the leader's log, or too many to send.
+        It also has to hold all entries before the leader's first one. Used if the entries that the follower
+        lacks are no longer in the leader's log, or are too many to send.
         """
         self.flow = Flow.CATCH_UP
         self.resume_index = resume_index

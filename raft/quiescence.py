@@ -1,8 +1,8 @@
 """Quiescence of an idle group, on the leader's side: the bookkeeping of one offer.
 
 An idle group quiesces by agreement (docs/consensus.md#quiescence): a heartbeat carries the offer, and the
-group is quiesced once all replicas that were asked have agreed. An agreement counts as long as every
-heartbeat since carried the same offer, so that answers that take longer than a heartbeat count too. A
+group is quiesced once all replicas that were asked have agreed. An agreement is valid while every
+heartbeat since then carried the same offer, so that answers that take longer than a heartbeat count too. A
 quiesced group has no timers and sends nothing; instead its driver must watch the processes of the replicas
 that were asked. Safety does not depend on quiescence: a quiesced leader still leads, its log is unchanged,
 and it answers a read only after a round. Only heartbeats stop, and the timers that wait for them.
@@ -17,7 +17,7 @@ from collections.abc import Collection
 
 
 class QuiesceOffer:
-    """One leader's offers to quiesce.
+    """The leader's present offer to its followers to quiesce, and the answers that are still missing.
 
     `asked` are the replicas asked last; a group stays quiesced only while the processes of these are up.
     """
@@ -47,8 +47,8 @@ class QuiesceOffer:
     def begin(self, round_: int) -> Collection[int]:
         """Return the replicas that the heartbeat of round `round_` asks to quiesce.
 
-        If `offer` was not called since the last heartbeat these are none, and answers to earlier heartbeats
-        do not count any more.
+        If `offer` was not called since the last heartbeat, there are none, and answers to earlier heartbeats
+        are void.
         """
         if not self._offered:
             self._missing = set()
@@ -64,16 +64,16 @@ class QuiesceOffer:
         return round_ >= self._first_round and bool(self._missing) and replica_id in self.asked
 
     def agreed(self, replica_id: int) -> bool:
-        """Note that a replica agrees; return whether it was the last one."""
+        """Note that a replica agrees to quiesce; return whether it was the last one that was missing."""
         self._missing.discard(replica_id)
         return not self._missing
 
     def withdraw(self) -> None:
-        """Void the present offer."""
+        """Withdraw the present offer: answers to it are ignored."""
         self._missing = set()
 
     def end(self) -> None:
-        """Wake the group; it is not idle again before the next heartbeat but one."""
+        """Wake the group. It does not count as idle again before the second heartbeat from now."""
         self.quiesced = False
         self.last_at_tick = -1
         self._missing = set()

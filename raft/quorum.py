@@ -1,7 +1,7 @@
-"""Majorities and votes, as pure functions over what the replicas have said (paper 5.2, 5.3, 5.4.2).
+"""Majorities and votes, as pure functions of the replicas' answers (paper 5.2, 5.3, 5.4.2).
 
-They know neither messages nor logs nor terms. They are apart because everything rests on them: each function
-has a slow, obvious twin in the tests.
+They know neither messages nor logs nor terms. They have a module of their own because all safety depends on
+them: the tests compare each function with a slow, obvious one.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from enum import Enum
 
 
 class Outcome(Enum):
-    """The decision by the answers to one round of votes."""
+    """The result of one round of votes, by the answers so far."""
 
     PENDING = "pending"
     WON = "won"
@@ -26,8 +26,8 @@ def majority(size: int) -> int:
 def agreed_value(values: list[int]) -> int:
     """Return the highest value that a majority has reached, given one value per voter; reorders the list.
 
-    It serves match indexes (what is committed) and confirmation rounds (what is confirmed) alike. For no
-    voters it is 0: there is no majority.
+    It is used for match indexes (the result is committed) and for numbers of rounds (the result is
+    confirmed). Without voters it is 0, because there is no majority.
     """
     size = len(values)
     if size == 0:
@@ -40,9 +40,10 @@ def agreed_value(values: list[int]) -> int:
 def vote_outcome(voters: Collection[int], grants: Mapping[int, tuple[bool, bool]]) -> Outcome:
     """Return whether the answers `replica id -> (granted, recovering)` win or lose a vote, or neither yet.
 
-    It is won with grants of a majority of voters that are not recovering: one that is may have forgotten what
-    it acknowledged, so its grant counts as absent (docs/consensus.md#recovering). It is lost when no further
-    answer can win it. Answers of others than `voters` don't count.
+    The vote is won with the grants of a majority of the voters, without those of recovering ones: a
+    recovering voter may have forgotten what it acknowledged, so its grant counts as absent
+    (docs/consensus.md#recovering). The vote is lost when no further answer can win it. Answers of replicas
+    that are not in `voters` are ignored.
     """
     needed = majority(len(voters))
     trusted = silent = 0
@@ -58,7 +59,7 @@ def vote_outcome(voters: Collection[int], grants: Mapping[int, tuple[bool, bool]
 
 
 class VoteTally:
-    """The answers to one round, by voter."""
+    """The answers to one round of votes, by voter."""
 
     __slots__ = ("_grants", "_voters")
 

@@ -1,8 +1,8 @@
 """ReadIndex: linearizable reads without leases (thesis 6.4).
 
-A leader may answer a read only if a majority confirms, *after the request came*, that it knows no later term.
-Rounds of heartbeats are numbered; one round answers for all reads that waited when it began. This queue only
-does the bookkeeping; rounds are begun and counted in `raft.leadership`.
+A leader may answer a read only if a majority confirms, *after the request came*, that they know no later
+term. Rounds of heartbeats are numbered; one round confirms all reads that waited when it began. This queue
+only does the bookkeeping; rounds are begun and counted in `raft.leadership`.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ class ReadQueue:
         return bool(self._asked)
 
     def begin(self, round_: int, *, committed_index: int) -> None:
-        """Let all reads that wait be answered by round `round_`, which begins now, with this index."""
+        """Assign all waiting reads to round `round_`, which begins now; their answer is `committed_index`."""
         if self.waiting:
             self._asked.append((round_, committed_index, self.waiting))
             self.waiting = []
 
     def confirmed(self, round_: int) -> list[tuple[int, int]]:
-        """Return the (context, index) of every read that rounds up to `round_` answer: they are confirmed."""
+        """Return (context, index) of each read in the rounds up to `round_`, which are confirmed now."""
         answers: list[tuple[int, int]] = []
         while self._asked and self._asked[0][0] <= round_:
             _, index, contexts = self._asked.popleft()

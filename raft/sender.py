@@ -15,7 +15,7 @@ from raft.values import SendAppend, Settings
 
 
 class Sender:
-    """The maker of one leader's messages in one term."""
+    """Makes and queues the messages of one leader in one term."""
 
     __slots__ = ("_effects", "_identity", "_log", "_max_append_bytes", "_term")
 
@@ -29,10 +29,10 @@ class Sender:
         self._term = term
 
     def entries(self, progress: Progress, last: int) -> None:
-        """Send one append with the replica's next entries: up to `last` or until it is full; at least one.
+        """Send one append with the replica's next entries: up to `last` or as many as fit, but at least one.
 
-        If there are none the append is empty: a probe. If the log does not hold them any more, nothing is
-        sent, and the replica is to be caught up.
+        If there are no next entries, the append is empty: a probe. If our log no longer has them, nothing is
+        sent, and the replica is set to catch-up.
         """
         log = self._log
         first = progress.next_index
@@ -84,7 +84,7 @@ class Sender:
             progress.sent(prev_index + count, size_bytes)
 
     def heartbeat(self, progress: Progress, round_: int, *, quiesce: bool = False) -> None:
-        """Send a heartbeat, which wants an answer; with round 0 a commit notice, which wants none."""
+        """Send a heartbeat, which is to be answered; with round 0 a commit notice, which is not."""
         commit = progress.sent_commit = self._log.committed_index
         held_term = self._log.term(progress.match_index) if progress.match_index else None
         self._effects.messages.append(

@@ -17,7 +17,7 @@ from raft.messages import AnyMessage, Append
 
 
 class Role(Enum):
-    """The role of a replica (paper 5.1, thesis 9.6). A learner is a follower that is no voter."""
+    """The role of a replica (paper 5.1, thesis 9.6). A learner has the role of a follower."""
 
     FOLLOWER = "follower"
     PRE_CANDIDATE = "pre-candidate"
@@ -26,7 +26,7 @@ class Role(Enum):
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """One entry of the log. `data` is opaque to the core, `size` its length in bytes."""
+    """One entry of the log. The core does not interpret `data`; `size` is its length in bytes."""
 
     index: int
     term: int
@@ -36,17 +36,17 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 class HardState(msgspec.Struct, frozen=True):
-    """The state besides the log that must survive a crash. `vote` is 0 for none in this term."""
+    """Term and vote, which must survive a crash like the log. `vote` is 0 if there is none in this term."""
 
     term: int = 0
     vote: int = 0
 
 
 class Place(msgspec.Struct, frozen=True):
-    """The numbers from which the leader's next entry is made.
+    """The numbers that the leader writes into its next entry.
 
-    `index` and `term` are its own, `prev_term` is the term of the entry before it, `committed_index` the
-    commit index of now.
+    `index` and `term` are those of that entry, `prev_term` is the term of the entry before it, and
+    `committed_index` the present commit index.
     """
 
     index: int
@@ -85,10 +85,11 @@ class LogView(Protocol):
 class Settings:
     """The settings of a core. Election timeouts are drawn from `election_timeout_ms` to twice that.
 
-    An append is sent to a replica only while less than `max_inflight_bytes` in fewer than
-    `max_inflight_appends` are unanswered by it. A proposal is taken only while what is not committed yet,
-    with it, is within `max_uncommitted_bytes`; one proposal always fits. An entry above `max_entry_bytes` is
-    never taken: no message could carry it, and a leader that held it would commit nothing more.
+    An append is sent to a replica only while the replica has fewer than `max_inflight_appends` appends, with
+    less than `max_inflight_bytes`, to answer. A proposal is taken only if it and all that is not committed
+    yet are within `max_uncommitted_bytes`; if nothing waits, any proposal is taken. An entry above
+    `max_entry_bytes` is never taken: no message could carry it, and a leader that held it would commit
+    nothing more.
     """
 
     election_timeout_ms: int = 1500
@@ -109,7 +110,7 @@ class NotLeader(Exception):
 
 
 class TooMuchUncommitted(Exception):
-    """Too many bytes wait for a majority: try again when something is committed."""
+    """Too many bytes are not committed yet: try again when some are."""
 
     def __init__(self, *, uncommitted_bytes: int, proposed_bytes: int, limit_bytes: int) -> None:
         super().__init__(
@@ -122,7 +123,7 @@ class TooMuchUncommitted(Exception):
 
 
 class EntryTooLarge(Exception):
-    """An entry of more bytes than a message carries; nothing was appended."""
+    """A proposed entry exceeds `max_entry_bytes`; nothing was appended."""
 
     def __init__(self, *, entry_bytes: int, limit_bytes: int) -> None:
         super().__init__(f"an entry of {entry_bytes} bytes; the limit is {limit_bytes}")
@@ -146,7 +147,7 @@ class SendAppend(msgspec.Struct, frozen=True):
 
 
 class Became(msgspec.Struct, frozen=True):
-    """Role, term and leader after one of them changed; `leader_id` is 0 if unknown."""
+    """The new role, term and leader, given after one of them changed; `leader_id` is 0 if unknown."""
 
     role: Role
     term: int
@@ -166,20 +167,20 @@ class Written(msgspec.Struct, frozen=True):
 
 
 class Ready(msgspec.Struct, frozen=True):
-    """The duties of the driver after an input, in this order.
+    """What the driver must do after an input, in this order.
 
     1. Truncate the log from entry `truncate_from` on, append `entries`, and record `hard_state`: in memory at
        once, before the next input; on disk with the next sync.
     2. Send `messages` and `appends`, at any time from now on. They promise nothing about our disk.
     3. Send `messages_after_sync` when a sync that covers step 1 of this Ready *and of all before it* is done,
-       also when this one has nothing to write: they promise what an earlier one may have written.
+       also if this Ready has nothing to write: the messages promise what an earlier Ready may have written.
     4. When that sync is done, call `persisted` with `written` of the last Ready that it covers.
 
-    `committed_index` is the new one. `reads` are (context, index): the commit index of the group at some
-    instant after the request. `reads_failed` are contexts to be asked again elsewhere. `recovered`: record,
-    with the next sync, that this replica is not recovering any more; a crash before that only leaves it
-    recovering. `written` is the log's end after step 1. `place` is `Core.place()`, None if proposals
-    are not taken here. `quiesced` is `Core.quiesced`.
+    `committed_index` is the new commit index. `reads` are pairs (context, index), where index is the commit
+    index of the group at some instant after the request. `reads_failed` are the contexts of requests to be
+    sent again to another replica. `recovered` says: record, with the next sync, that this replica is no
+    longer recovering; a crash before that only leaves it recovering. `written` is the log's end after step 1.
+    `place` is `Core.place()`, None if proposals are not accepted here. `quiesced` is `Core.quiesced`.
     """
 
     hard_state: HardState | None = None

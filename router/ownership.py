@@ -1,6 +1,6 @@
 """Ownership: the shard of a node that owns a partition, and the shard whose socket a connection reaches.
 
-This module is apart from `placement` because the kernel computes both, too: `owner_shard` in the XDP program
+Unlike `placement`, this is also computed in the kernel: `owner_shard` in the XDP program
 for datagrams that carry a partition hash, `shard_of_source_port` in the classic-BPF program on the shared TCP
 port. So it uses integers only, no weights and no floats, and the tests check this side and the C side against
 the same vectors.
@@ -22,7 +22,7 @@ def owner_shard(partition_hash: int, shards: int) -> int:
     partition hash and the shard number as little-endian u32; the highest draw wins, a tie goes to the lower
     shard. When a node grows from n shards to n + 1, a partition stays or goes to the new one.
 
-    Cost: one hash of 8 bytes for each shard (about 0.2 us); callers that ask often keep the answer.
+    Cost: one hash of 8 bytes for each shard (about 0.2 us); frequent callers should cache the result.
     """
     assert 0 <= partition_hash < 1 << 32, partition_hash
     assert shards > 0, shards

@@ -6,7 +6,7 @@ Schindelhauer and G. Schomaker, "Weighted Distributed Hash Tables", 2005: the lo
 
 1. a node is ranked first for a share of the partitions equal to its share of the weights;
 2. a score depends on that node alone, so when a node joins, leaves or changes its weight, no two *other*
-   nodes ever change places: only what the changed node wins or loses moves.
+   nodes change their order: only partitions that the changed node wins or loses move.
 
 The logarithm is the platform's, so two platforms might order two scores that differ in the last bit
 differently. That can't split a cluster: the answer is computed once, by the proposer of a placement, and
@@ -54,7 +54,7 @@ def score(partition_hash: int, node: str, weight: float) -> float:
 def rank(partition_hash: int, weights: Mapping[str, float]) -> list[str]:
     """Return every node of positive weight, best first; equal scores are ordered by name.
 
-    A node of weight 0 is left out: it is being emptied, or shall hold no partitions at all.
+    A node of weight 0 is left out: it is being drained, or must not hold partitions at all.
     """
     scores = {node: score(partition_hash, node, weight) for node, weight in weights.items() if weight != 0}
     return sorted(scores, key=lambda node: (-scores[node], node))
@@ -63,10 +63,11 @@ def rank(partition_hash: int, weights: Mapping[str, float]) -> list[str]:
 def place(
     partition_hash: int, weights: Mapping[str, float], k: int, *, zones: Mapping[str, str] | None = None
 ) -> list[str]:
-    """Return the k best nodes for the partition, best first; fewer when there are fewer.
+    """Return the k best nodes for the partition, best first; fewer if there are fewer nodes.
 
-    With `zones` (by node; empty or absent: a zone of its own) each next node is the best of those whose zone
-    has been taken least often so far, so no zone holds two replicas while another holds none.
+    `zones` has the failure domain of each node; a node without one is a zone of its own. With it, each next
+    node is the best among the nodes of the zones that were chosen least often so far, so no zone holds two
+    replicas while another holds none.
     """
     assert k >= 0, k
     ranked = rank(partition_hash, weights)
@@ -84,5 +85,5 @@ def place(
 
 
 def _zone(node: str, zones: Mapping[str, str]) -> str:
-    """Return a node's zone; a name that no zone has for a node without one."""
+    """Return a node's zone; for a node without one, a text that is no other node's zone."""
     return zones.get(node) or f"\0{node}"

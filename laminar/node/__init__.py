@@ -1,1 +1,1 @@
-"""The node: the only package that joins log, Raft, membership, routing and HTTP."""
+"""The node: the package that joins log, Raft, membership, routing and HTTP into a server."""

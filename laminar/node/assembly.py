@@ -1,7 +1,8 @@
 """The assembly of a node's processes: a shard with its HTTP API, and the controller.
 
-The only module that knows both a shard and the routes that it serves. The supervisor runs these functions in
-its children, by `entry_points`; `laminar.embedded` and the simulator call them in an event loop of their own.
+This is the only module that knows both the shard and the HTTP routes that it serves. The supervisor runs
+these functions in its children, by `entry_points`; `laminar.embedded` and the simulator call them in an event
+loop of their own.
 """
 
 from __future__ import annotations

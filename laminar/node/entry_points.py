@@ -1,6 +1,6 @@
 """The functions that a supervisor's children run: controller, shard and recovery, or those of a test.
 
-They are apart from the supervisor, which knows only that they are functions.
+The supervisor does not import them: it only knows that they are functions.
 """
 
 from __future__ import annotations

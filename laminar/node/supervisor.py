@@ -96,7 +96,7 @@ class _Child:
 
     @property
     def has_died(self) -> bool:
-        """Whether it has ended at least once."""
+        """Whether the child has ended at least once."""
         return self.restarts > 0 or self.state in (ChildState.DEAD, ChildState.GIVEN_UP)
 
 
@@ -538,7 +538,7 @@ class Supervisor:
         log.error("%s (pid %d) ended: %s; starts again in %d ms", role_name(child.role), pid, how, pause_ms)
 
     def _reap(self, child: _Child) -> int:
-        """Return a dead child's exit code (negative: the signal), and forget its descriptors."""
+        """Return a dead child's exit code (negative: the signal), and close our descriptors for the child."""
         _, status = os.waitpid(child.pid, 0)
         self._forget_fd(child.pidfd)
         child.pid, child.pidfd = 0, -1

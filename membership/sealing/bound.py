@@ -1,17 +1,19 @@
-"""The form of gossip datagrams that can't be repeated: each is for one process, and counts there once.
+"""The form of gossip datagrams with replay protection: each is for one process, which accepts it once.
 
-No clock is used, so none can split a cluster. A datagram names the process that sent it, by an id drawn at
-its start, and numbers the datagrams of that process. It also repeats a *nonce* that its receiver has asked
-this sender for. A receiver takes a datagram with its own nonce and a number that it has not had, and answers
-any other with the nonce to use, a *challenge*; the sender then sends the same content once more. So
+No clock is used, so a wrong one can't split a cluster. A datagram names the process that sent it, by an id
+drawn at its start, and numbers the datagrams of that process. It also repeats a *nonce* that its receiver has
+asked this sender for. A receiver accepts a datagram with its own nonce and a number that it has not had. It
+answers any other with a *challenge*, which has the nonce to use; the sender then sends the same content once
+more. So
 
 1. a recorded datagram that is sent again is dropped, because its number was received before;
 2. a datagram for another process, or for an earlier start of this one, has another nonce;
-3. a sender that has started again is heard after one challenge; what its earlier start had sent is not, as no
-   one is left to answer the challenge with it.
+3. a sender that has started again is accepted after one challenge; recorded datagrams of its earlier start
+   are not, because that process can no longer answer the challenge.
 
-A challenge is smaller than what it answers, is itself authenticated, and is no answer to a challenge. It
-counts only as long as its sender remembers the datagram that it names, and once.
+A challenge is smaller than the datagram that it answers, and is itself authenticated; no challenge is
+answered by another. It has an effect only once, and only while its receiver remembers the datagram that it
+names.
 
 Pure: no socket, clock or randomness but the bytes that it is given. ``docs/protocol.md`` has every byte.
 """
@@ -40,9 +42,10 @@ _NONE = bytes(NONCE_BYTES)
 
 
 class Opened(NamedTuple):
-    """The result of opening a datagram: its `body`; or a datagram to `send` to an address; or nothing.
+    """The result of checking a datagram: its `body`, if it is accepted, else None.
 
-    `outcome` names the counter of the reason if there is no body.
+    `send` is an address and a datagram to send there, such as a challenge. `outcome` is the name of the
+    counter of the reason, if there is no body.
     """
 
     body: bytes | None = None
@@ -51,7 +54,7 @@ class Opened(NamedTuple):
 
 
 class _Window:
-    """The numbers of one sender that were had: the highest, and a bit for each of the `WINDOW` before it."""
+    """The numbers received from one sender: the highest, and a bit for each of the `WINDOW` before it."""
 
     __slots__ = ("had", "highest", "nonce")
 
@@ -61,7 +64,7 @@ class _Window:
         self.had = 0
 
     def takes(self, number: int) -> bool:
-        """Note a number; return whether it is new."""
+        """Record a datagram's number; return whether it is new (not too old, and not received before)."""
         if number > self.highest:
             self.had = (self.had << (number - self.highest) | 1) if number - self.highest < WINDOW else 1
             self.had &= (1 << WINDOW) - 1
@@ -75,7 +78,7 @@ class _Window:
 
 
 class BoundForm:
-    """The maker and checker of the datagrams of one process.
+    """Makes (`close`) and checks (`open`) the datagrams of one process.
 
     `keys` returns the present keys: the first is used, all are accepted. `draw` returns random bytes that no
     one can foresee.
@@ -129,7 +132,7 @@ class BoundForm:
         return Opened(body=data[HEAD_BYTES:])
 
     def _challenged(self, process: bytes, number: int, nonce: bytes) -> Opened:
-        """Learn the nonce that an address asks for, and send again what it has not taken."""
+        """Process a challenge: store the nonce that it asks for; return the datagram to send again."""
         sent = self._sent.pop(number, None) if process == self._id else None
         if sent is None:
             return Opened(outcome="replayed")

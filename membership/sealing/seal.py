@@ -1,4 +1,4 @@
-"""The choice between the two forms of gossip datagrams, for sending and receiving, while programs differ."""
+"""The choice between the two forms of gossip datagrams while nodes run older and newer programs."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ WITHOUT_SECRET = (GossipKey(NO_SECRET, NO_SECRET),)
 
 
 class Seal:
-    """The maker and checker of one process's datagrams, in the form that all nodes of the cluster support.
+    """Makes and checks one process's gossip datagrams, in the newest form that all nodes support.
 
     `keys` returns the present keys, the used one first; without any the cluster has no secret. `is_newer`
-    tells whether all nodes are known to support the newer form. Until then the older one is sent and
-    accepted. A datagram of the newer form is always accepted, and proves the same: no node sends it earlier.
+    tells whether all nodes are known to support the newer form. Until then the older form is sent,
+    and accepted. A datagram of the newer form is always accepted, and shows that its sender has seen all
+    nodes support it.
     """
 
     def __init__(

@@ -13,7 +13,7 @@ DIGEST_BYTES = 32
 
 
 class SignedForm:
-    """The signer and checker of datagrams of the older form, with one key."""
+    """Signs and checks datagrams of the older form, with one key."""
 
     def __init__(self, key: bytes) -> None:
         # With `check_version` the signature would cover the package's version, so nodes of two releases
@@ -22,7 +22,7 @@ class SignedForm:
         assert self._signatures.digest_size == DIGEST_BYTES, self._signatures.digest_size
 
     def close(self, body: bytes) -> bytes:
-        """Return the datagram that carries the body."""
+        """Return the datagram that carries `body`, signed with the key."""
         salt, digest = self._signatures.sign(MAGIC + body)
         return b"".join((MAGIC, salt, digest, body))
 

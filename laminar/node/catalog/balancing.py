@@ -1,9 +1,10 @@
 """The timing of the balance by load, on the catalog's leader: reports of the nodes, one move at a time.
 
-What moves, and why, is decided by `laminar.node.placement.balance`. Here is when: above the threshold in
-`ROUNDS` rounds without a break, in the allowed hours, and not for `PAUSE_MS` after a move, because the
-averages still show what was before. The reports are in memory only, and of one term: a new leader waits
-until each node has reported to it, and as long as after a move, because it does not know of the last one.
+What moves, and why, is decided by `laminar.node.placement.balance`. This module decides when: a node must be
+above the threshold in `ROUNDS` rounds without a break, the hour must be allowed, and the last move must be
+`PAUSE_MS` ago, because until then the averages still show the load before it. The reports are kept in memory,
+and for one term only. So a new leader waits until each node has reported to it; it also waits `PAUSE_MS`,
+because it does not know when the last move was.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ _HOUR_MS = 3_600_000
 
 
 class NodeBalance(msgspec.Struct, frozen=True):
-    """A node's load and score; without a report both are None."""
+    """A node's load and score (its largest share of a measure; 1 is fair); None without a recent report."""
 
     node: str
     weight: float
@@ -56,7 +57,7 @@ class NodeBalance(msgspec.Struct, frozen=True):
 
 
 class BalanceAnswer(msgspec.Struct, frozen=True):
-    """The next move of the balance, or the one just made, with the reason; or the reason for none."""
+    """The move that the balance would make next, or (with `done`) has just made, or the reason for none."""
 
     threshold: float
     hours: str
@@ -68,7 +69,7 @@ class BalanceAnswer(msgspec.Struct, frozen=True):
 
 
 class Balancer:
-    """The balance of one controller; it acts only where that leads group 0."""
+    """Moves leaders and replicas off overloaded nodes, one move at a time, while this controller leads."""
 
     def __init__(self, settings: Settings, clock: Clock) -> None:
         self._threshold = settings.balance_threshold
@@ -87,13 +88,16 @@ class Balancer:
         self._without_stale_pins: CatalogState | None = None
 
     def take(self, report: LoadReport, group: CatalogGroup) -> None:
-        """Keep a node's report in place of its last one."""
+        """Store a node's load report in place of its last one; ignore a report of an unknown node."""
         self._follow_term(group)
         if report.node in group.catalog.state().nodes and len(report.partitions) <= HOTTEST:
             self._reports[report.node] = (self._clock.monotonic_ms(), report)
 
     async def run_pass(self, group: CatalogGroup, *, absent: Collection[str]) -> None:
-        """Do one round if one is due. `absent` are the nodes that are not seen now."""
+        """Look for a move, and perform it if the rules allow it now; do nothing between two rounds.
+
+        `absent` are the nodes that neither gossip nor group 0 sees now.
+        """
         self._follow_term(group)
         self._absent = frozenset(absent)
         now_ms = self._clock.monotonic_ms()
@@ -118,7 +122,7 @@ class Balancer:
         await self._perform(group, decision)
 
     async def answer(self, group: CatalogGroup, *, act: bool) -> BalanceAnswer:
-        """Return what the balance would do now; with `act` do it, at any hour and in the first round."""
+        """Return what the balance would do now; with `act` do it at once, at any hour."""
         self._follow_term(group)
         decision = await self._decision(group)
         done = act and decision.move is not None and await self._perform(group, decision)
@@ -143,7 +147,7 @@ class Balancer:
         )
 
     async def _decision(self, group: CatalogGroup) -> Decision:
-        """Return the move of this round, or why there is none; the scores are there in any case."""
+        """Return the move that is best now, or why there is none; the nodes' scores in either case."""
         async with self._deciding:  # else the survey of another state would change what is wanted meanwhile
             return await self._decided(group)
 
@@ -167,7 +171,7 @@ class Balancer:
         )
 
     async def _perform(self, group: CatalogGroup, decision: Decision) -> bool:
-        """Have the catalog perform a move; return whether it did."""
+        """Ask the catalog to perform a move; return whether it did."""
         assert decision.move is not None
         result = await group.catalog.change_placement(decision.move)
         _log.warning("balance: %s; %s", decision.because, result.detail or result.outcome)
@@ -179,7 +183,7 @@ class Balancer:
         return result.outcome == "updated"
 
     def _fresh(self) -> dict[str, LoadReport]:
-        """Return the reports that count, by node."""
+        """Return the reports of the last `REPORT_VALID_MS`, by node."""
         now_ms = self._clock.monotonic_ms()
         return {
             node: report
@@ -188,7 +192,7 @@ class Balancer:
         }
 
     def _follow_term(self, group: CatalogGroup) -> None:
-        """Begin without reports if the term is another one than that of the reports."""
+        """Drop all reports if group 0's term has changed since they came."""
         term = group.replica.core.term
         if term != self._term:
             self._term, self._reports, self._rounds = term, {}, 0

@@ -78,7 +78,7 @@ COPY_CHECK_MS = 30_000
 
 
 class Controller(Process):
-    """One node's controller. `run` ends when it is stopped or can't go on."""
+    """The controller of one node: gossip, the catalog's replica, views for the shards. `run` is its life."""
 
     def __init__(self, boot: Boot, *, storage: Storage) -> None:
         super().__init__(boot, storage=storage)
@@ -166,7 +166,7 @@ class Controller(Process):
         return self.directory.state()
 
     def knows(self, node: str) -> bool:
-        """Return whether this process has a record or an address of a node.
+        """Return whether this process knows a node: it has the node's record or address.
 
         An address from gossip counts too: this node's copy of the catalog may be so old that it lacks the
         node that leads.
@@ -183,11 +183,11 @@ class Controller(Process):
         return None if folder is None else folder.store_id
 
     def is_removed(self, store_id: bytes) -> bool:
-        """Return whether a data folder is of a node that was removed, by this node's copy of the catalog."""
+        """Return whether the data folder with this id was a removed node's, by our copy of the catalog."""
         return store_id in self.state().removed_stores
 
     def remembers(self, node: str, boot: BootRecord) -> bool:
-        """Return whether this start of `node` is on disk here, so known also after this process restarts."""
+        """Return whether this boot record of `node` is on disk here, so it is known after a restart, too."""
         known = self._addresses.folders.get(node)
         return known is not None and known.boot == boot
 
@@ -196,7 +196,7 @@ class Controller(Process):
         return self.directory.address(node)
 
     def address_of_peer(self, peer: Peer) -> Address | None:
-        """Return the address of another process; of a controller, where its messages are sent."""
+        """Return the address at which another process listens for its peers; None if unknown."""
         return self.directory.address(peer.node) if peer.role == 0 else super().address_of_peer(peer)
 
     def holder_address(self, node: str, entry: ReplicaEntry) -> Address | None:
@@ -204,14 +204,14 @@ class Controller(Process):
         return self.directory.address(node)
 
     def holders_of(self, entry: ReplicaEntry, replica: Replica | None) -> list[str]:
-        """Return all other nodes: every node follows the catalog."""
+        """Return the other nodes that hold this log: all others, as each node has a replica of group 0."""
         nodes = super().holders_of(entry, replica) if replica is not None else []
         return nodes + [node for node in self._addresses.remembered if node not in (self.boot.node, *nodes)]
 
     # -- life ----------------------------------------------------------------------------
 
     def awaiting_restart(self) -> list[str]:
-        """Return name and reason of each log that waits for a restart to recover it; also a stopped catalog.
+        """Return name and fault of each log that needs a restart to recover, group 0's log included.
 
         Without its catalog a controller has little to do, so a restart interrupts nothing.
         """
@@ -306,15 +306,16 @@ class Controller(Process):
         return own if known is None else kept_by_command(own, known)
 
     def _catalog_replica(self, known: NodeRecord | None) -> int:
-        """Return this node's replica id in group 0; 0 if it has none, which asks the catalog for one."""
+        """Return this node's replica id in group 0; 0 if it has none (registering with 0 asks for one)."""
         if known is not None:
             return known.catalog_replica
         return self.group.replica.replica_id if self.group is not None else 0
 
     async def _check_cluster(self) -> None:
-        """Refuse `--join` of another cluster than the one that the data folder belongs to.
+        """Refuse to start if `--join` names another cluster than the one that the data folder belongs to.
 
-        If no member answers within `CHECK_CLUSTER_S`, as when all nodes start together, nothing is refused.
+        If no member answers within `CHECK_CLUSTER_S`, for example because all nodes start together, the start
+        goes on.
 
         Raises:
             Unrecoverable: the cluster at `--join` is another one.
@@ -431,7 +432,7 @@ class Controller(Process):
         self._reconcile_now.set()
 
     async def _remember(self) -> None:
-        """Write the other controllers' addresses to disk: when one is new, and every `REMEMBER_MS`."""
+        """Write the other controllers' addresses to disk: if one is new, and every `REMEMBER_MS`."""
         known: dict[str, Address] = {
             name: TcpAddress(record.host, record.peer_ports[0])
             for name, record in self.directory.known_nodes().items()
@@ -477,7 +478,7 @@ class Controller(Process):
             await self._reconcile_now.wait()
 
     async def _keep_folder_version(self) -> None:
-        """Have older programs refuse the data folder, once the cluster has enabled a newer code version."""
+        """Mark the data folder so that older programs refuse it, once a newer code version is enabled."""
         enabled = self.group.catalog.code_version if self.group is not None else 0
         if enabled > self.boot.folder_version:
             try:
@@ -486,7 +487,7 @@ class Controller(Process):
                 _log.debug("the data folder's format version is not written: %s", error)  # at the next pass
 
     async def _register(self) -> None:
-        """Register this node's present addresses and start in the catalog."""
+        """Register this node's present addresses and the boot record of this start in the catalog."""
         group = self.group
         assert group is not None and self.cluster_id is not None
         state = group.catalog.state()
@@ -510,7 +511,7 @@ class Controller(Process):
         self._be_ready()
 
     async def _copy_stands_still(self) -> bool:
-        """Return whether this node's copy of the catalog lacks what the catalog had at the check before."""
+        """Return whether our copy of the catalog has not yet reached the version seen at the last check."""
         now_ms = self.clock.monotonic_ms()
         if now_ms < self._copy_checked_ms + COPY_CHECK_MS or self._leader() == self.boot.node:
             return False
@@ -529,16 +530,16 @@ class Controller(Process):
         self.fatal(Unrecoverable(f"{result.detail}. {NEWEST_COPY}"))
 
     def _be_ready_unconfirmed(self) -> None:
-        """Serve what this node holds without the catalog's confirmation: `UNCONFIRMED_S` are over."""
+        """Serve without the catalog's confirmation of this folder, because `UNCONFIRMED_S` have passed."""
         self._patient = False
         self._be_ready()
 
     def _be_ready(self) -> None:
         """Give the shards their first view, from which on they accept Raft messages of other nodes.
 
-        Do nothing before the catalog has confirmed this node, or `UNCONFIRMED_S` are over. A confirmed view
-        names the replicas that were abandoned while this node was away, so they stop before they take part
-        (docs/consensus.md#accepting-a-loss).
+        Do nothing until the catalog has confirmed this node's folder or `UNCONFIRMED_S` have passed. A
+        confirmed view names the replicas that were abandoned while this node was away, so they stop before
+        they take part (docs/consensus.md#accepting-a-loss).
         """
         if self._patient and not self._guard.confirmed:
             return

@@ -9,8 +9,8 @@ as every message names its receiver.
 
 That document also keeps the newest boot record of each node's data folder, with the folder's store id. So an
 older copy of a folder is not admitted even while our own catalog, after a restart, is still in an old state.
-What it keeps of a folder whose node was removed from the cluster does not count: another folder may have
-taken the name.
+A record of a folder whose node was removed from the cluster is ignored, because another folder may have taken
+the node's name.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ HOST, PORT = "peer_host", "peer_port"
 
 
 class KnownFolder(msgspec.Struct, frozen=True, array_like=True):
-    """The newest start of a data folder that is known, and the folder's store id."""
+    """A data folder of another node: its newest known boot record (one for each start), and its store id."""
 
     store_id: bytes
     boot: BootRecord
 
 
 class AddressBook:
-    """The sources that the module's head lists; `address` asks them in that order."""
+    """Finds the address of another node's controller: by gossip, the catalog, or a document on disk."""
 
     def __init__(self) -> None:
         self._announced: dict[str, Address] = {}
@@ -69,8 +69,8 @@ class AddressBook:
     def address(self, node: str, state: CatalogState) -> Address | None:
         """Return the address of `node`'s controller; None if unknown.
 
-        In this order: as gossip announces it, from `state` (our copy of the catalog), from the catalog that
-        this node joined with, as remembered on disk.
+        The sources are asked in this order: gossip, `state` (our copy of the catalog), the catalog that this
+        node joined with, and the document on disk.
         """
         announced = self._announced.get(node)
         if announced is not None:
@@ -81,9 +81,10 @@ class AddressBook:
         return self.remembered.get(node)
 
     def folder(self, node: str, state: CatalogState) -> KnownFolder | None:
-        """Return the newest start of `node`'s data folder that the catalog has ever named here.
+        """Return the newest boot record and the store id of `node`'s data folder; None if none is known.
 
-        `state`, our copy of the catalog, may be old: then it has a former folder of the node, or none.
+        They come from `state` (our copy of the catalog) or from the document on disk. `state` may be old and
+        name an earlier folder of the node, or none.
         """
         record = state.nodes.get(node)
         remembered = self.folders.get(node)
@@ -105,7 +106,7 @@ class _Where(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Peers(msgspec.Struct, frozen=True):
-    """By node: its controller's address, and the newest known start of its folder."""
+    """The content of the document on disk: by node, its controller's address and its newest boot record."""
 
     addresses: dict[str, Address] = {}
     folders: dict[str, KnownFolder] = {}

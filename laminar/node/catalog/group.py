@@ -5,9 +5,9 @@ applies them in log order once committed, and confirms that this replica leads. 
 `membership.catalog`.
 
 This log is never trimmed: it has no retention and no snapshots, as it grows only when nodes, topics or places
-of replicas change, by a few hundred bytes each time. So the others always hold every entry that a replica
-lacks, be it new or back after years. They send them as ordinary appends, bounded by the limit of bytes in
-flight, and a restart replays the log in pieces of 128 KiB.
+of replicas change, by a few hundred bytes each time. So the other replicas always hold every entry that a
+replica lacks, even a new one or one that was away for years. The leader sends these as ordinary appends,
+bounded by the limit of bytes in flight; a restart replays the log in pieces of 128 KiB.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _READ_BYTES = 128 * 1024
 
 
 class CatalogGroup:
-    """The state machine of group 0's replica, and the proposer that its catalog uses."""
+    """Applies group 0's committed commands to the catalog on this node, and proposes new ones for it."""
 
     def __init__(
         self,
@@ -193,8 +193,8 @@ class CatalogGroup:
     async def confirm(self) -> None:
         """Return once a majority confirms that this replica leads, and all committed entries are applied.
 
-        For questions that this node's copy alone can't answer: while the log is replayed, the copy passes
-        through old states (docs/consensus.md#the-catalog).
+        Await it before answering from this node's copy of the catalog if the answer must be up to date: while
+        the log is replayed, the copy passes through old states (docs/consensus.md#the-catalog).
 
         Raises:
             NotCatalogLeader: this replica does not lead.

@@ -1,6 +1,6 @@
 """The duties of group 0's leader for the cluster: the catalog's own voters, and the placement of partitions.
 
-The controller calls `run_pass` periodically; where this node doesn't lead, it does nothing. The rules are
+The controller calls `run_pass` periodically; if this node doesn't lead, it does nothing. The rules are
 elsewhere and pure: `voters` for group 0 itself, `laminar.node.placement` for the partitions. Both use the
 same record of how long each node has been present or absent, which begins empty with each new leader.
 """
@@ -39,7 +39,7 @@ PAUSE_MS_PER_PARTITION = 0.1
 
 
 class LeaderDuties:
-    """The duties of one controller.
+    """The leader's periodic work in one controller: group 0's voters, the placement, the preferred leaders.
 
     `again()` is called `NEXT_STEP_S` after a change of group 0's voters, as another may follow.
     """
@@ -73,9 +73,8 @@ class LeaderDuties:
     async def run_pass(self, group: CatalogGroup) -> None:
         """Do the duties that are due: change the catalog's voters and the placement by one step each.
 
-        Raises:
-        NotCatalogLeader: this node lost the leadership; the caller tries again later. Likewise `NotLeader`
-            and `ConfigurationRefused`.
+        `NotCatalogLeader`, `NotLeader` (this node lost the leadership) and `ConfigurationRefused` may be
+        raised; the caller tries again later.
         """
         replica = group.replica
         if not replica.core.is_leader:
@@ -101,7 +100,7 @@ class LeaderDuties:
         await self._balancer.run_pass(group, absent=absent)
 
     async def _enable_commands(self, group: CatalogGroup) -> None:
-        """Enable the catalog's newest commands once the programs of all nodes know them."""
+        """Enable the newest code version of the catalog's commands once the programs of all nodes know it."""
         catalog = group.catalog
         nodes = catalog.state().nodes.values()
         known = min((node.code_version for node in nodes), default=0)
@@ -110,7 +109,7 @@ class LeaderDuties:
             _log.info("the catalog's commands of version %d are enabled", min(known, CODE_VERSION))
 
     async def _place(self, group: CatalogGroup, *, gone: set[str], now_ms: int) -> None:
-        """Take the placement of partitions, and the choice of their leaders, one step further."""
+        """Begin the next steps of moving partitions, and change preferred leaders where that is due."""
         catalog = group.catalog
         state = catalog.state()
         settings = self._boot.settings
@@ -156,10 +155,10 @@ class LeaderDuties:
         self._idle_at = None if done else (seen, voting)
 
     async def _leaders(self, catalog: Catalog, *, gone: set[str], now_ms: int) -> dict[str, str] | None:
-        """Return the preferred leaders to be changed; None if that is to be found out at a later pass.
+        """Return the preferred leaders to be changed; None if that is left to a later pass.
 
-        A new partition gets one at once. Whether changes of several would spread them better takes a look at
-        all partitions, so it is asked less often where there are many.
+        A new partition gets a preferred leader at once. A better spread of all of them takes a look at every
+        partition, so it is computed less often if there are many.
         """
         leaders = self._planner.leaders
         missing = leaders.missing()
@@ -176,7 +175,7 @@ class LeaderDuties:
         return {key: node for key, node in chosen.items() if now.get(key) is state.partitions[key]}
 
     def _change_voters(self, group: CatalogGroup, *, gone: set[str], absent: set[str]) -> bool:
-        """Take group 0's configuration one step further; return whether there was one to take."""
+        """Change group 0's configuration by one step if the rules ask for one; return whether they did."""
         if not self._boot.has_peers:
             return False  # this node's folder does not record yet that the cluster has other nodes
         replica = group.replica
@@ -199,7 +198,7 @@ class LeaderDuties:
         return True
 
     def _too_soon(self, now_ms: int) -> bool:
-        """Return whether the last pass over all partitions was just now; then call for another one later."""
+        """Return whether the last pass over all partitions was just now; if so, schedule another one."""
         if now_ms >= self._next_ms:
             return False
         self._call_again(self._next_ms - now_ms)
@@ -235,7 +234,7 @@ class LeaderDuties:
 
 
 def _what(step: Step) -> str:
-    """Return what a step does, as text for the log."""
+    """Return a text for the log that says what a step of the planner does."""
     match step:
         case ReplaceReplica():
             return f"a new replica on {step.node}"

@@ -1,6 +1,6 @@
 """Load reports: a controller asks its shards for their load, and sends one report to the catalog's leader.
 
-If a shard does not answer, the node sends no report: a part of the load would look like a quiet node.
+If a shard does not answer, the node sends no report: with a part of its load it would seem less loaded.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ _decoder = msgspec.msgpack.Decoder(LoadReport)
 
 
 class LoadReporter:
-    """The reporter of one controller; `report` is called every `REPORT_S`."""
+    """Collects the load of this node from its shards and sends it to the catalog's leader, for the balance.
+
+    The controller calls `report` every `REPORT_S`.
+    """
 
     def __init__(self, boot: Boot, *, transport: Transport, service: CatalogService) -> None:
         self._boot = boot
@@ -29,7 +32,7 @@ class LoadReporter:
         self._service = service
 
     async def report(self) -> None:
-        """Send one report, if all shards answer and the catalog has a leader."""
+        """Ask all shards for their load and send the sum as one report; none if a shard does not answer."""
         roles = [role for role in self._boot.roles if role != self._boot.role]
         answers = await asyncio.gather(*map(self._ask, roles), return_exceptions=True)
         reports = []

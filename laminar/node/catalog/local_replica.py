@@ -1,8 +1,8 @@
-"""This node's replica of group 0 (the catalog): it is made or opened here, and may be barred from elections.
+"""This node's replica of group 0 (the catalog): its creation, its opening, its exclusion from elections.
 
-A founder makes it with itself as the only voter, a joining node by the answer of the cluster; later starts
-open it. A node can't serve without it, so a start waits until damage in it is repaired from the other
-controllers. As the addresses of these may be what is damaged, there are other ways to find them.
+A founder creates it with itself as the only voter, a joining node as the cluster's answer says; later starts
+open it. A node can't serve without this replica, so a start waits until damage in its log is repaired from
+the other controllers. Their addresses may be in the damaged part, so there are other ways to find them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ ANOTHER_NAME = (
 
 
 class LocalReplica:
-    """The replica of one node; `group` is None until it is opened.
+    """Opens, creates and stops this node's replica of group 0; `group` is None until the replica is open.
 
     `on_applied`, `on_led` and `on_match` say that the catalog changed, that this replica began or ceased to
     lead, and that a member acknowledged more; `on_fatal` ends the process.
@@ -104,7 +104,7 @@ class LocalReplica:
         await self._start(entry)
 
     async def join(self, answer: JoinAnswer) -> None:
-        """Make the replica that the cluster has assigned to this node."""
+        """Create the replica that the cluster has assigned to this node in its answer."""
         record = msgspec.msgpack.decode(answer.configuration, type=ConfigurationRecord)
         log = self._storage.create_log(CATALOG_NAME)
         entry = self._entry(log.log_id, answer.cluster_id, replica_id=answer.replica_id, record=record)
@@ -191,8 +191,8 @@ class LocalReplica:
     def _failed(self, error: Exception) -> None:
         """Stop the replica after a failure of its log, or a bug; gossip and views go on.
 
-        It is recovered by a restart of the controller (`laminar.node.host.failed_logs`). A failure before
-        the replica was driven ends the process.
+        The log is recovered by a restart of the controller (`laminar.node.host.failed_logs`). A failure
+        before the replica was driven ends the process.
         """
         if isinstance(error, UnknownCodeVersion):
             # A restart of the same program would stop at the same entry.
@@ -245,7 +245,7 @@ class LocalReplica:
             self._addresses.remembered = {str(address): address for address in found}
 
     def resume_campaigning(self) -> None:
-        """Let the replica campaign again if a leader has sent it a configuration with other members."""
+        """Let a barred replica campaign again if a leader has sent it a configuration with other members."""
         group = self.group
         if group is not None and self.campaign_inhibited and not _forgot_others(group.replica):
             self.campaign_inhibited = False

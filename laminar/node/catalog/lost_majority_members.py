@@ -1,7 +1,7 @@
 """The members of group 0 for `consensus.lost_majority`: those that must answer before it is released.
 
-The catalog can't list them: it is what group 0 holds. So they are all nodes that this controller knows, as
-every node is a member.
+Of other groups the catalog lists the members; of group 0, which holds the catalog, it can't. So the members
+are all nodes that this controller knows, because every node is a member of group 0.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from laminar.node.consensus.replica import Replica
 
 
 class CatalogMembers:
-    """The members as one controller knows them."""
+    """Answers which replicas group 0 has, as one controller knows them, while its majority is lost."""
 
     def __init__(self, *, replica: LocalReplica, directory: NodeDirectory) -> None:
         self._replica = replica
         self._directory = directory
 
     def waiting(self) -> Iterable[Replica]:
-        """Return group 0's replica if it may be released: none before it is open, or if it forgot others."""
+        """Return group 0's replica if it may be released; nothing if it is not open or may not campaign."""
         group = self._replica.group
         return [] if group is None or self._replica.campaign_inhibited else [group.replica]
 
@@ -31,7 +31,7 @@ class CatalogMembers:
         return True
 
     def recorded(self, replica: Replica) -> Members | None:
-        """Return all nodes that this controller knows, by replica id in group 0."""
+        """Return the names of all nodes that this controller knows, by their replica ids in group 0."""
         return {
             record.catalog_replica: name
             for name, record in self._directory.known_nodes().items()
@@ -39,11 +39,11 @@ class CatalogMembers:
         }
 
     def complete(self, members: Members) -> bool:
-        """Return whether `members` has every node whose address this node keeps on disk."""
+        """Return whether `members` names every node whose address is remembered on disk here."""
         return self._directory.remembered_nodes() <= set(members.values())
 
     def unmade(self, replica: Replica, replica_id: int) -> bool:
-        """Return False: group 0 has no record of which replicas were made."""
+        """Return False: nothing records which replicas of group 0 were created, so each may have been."""
         return False
 
     def removed(self, replica: Replica, replica_id: int) -> bool:

@@ -20,9 +20,10 @@ from membership.records import (
 
 
 class NodeDirectory:
-    """The nodes as the controller on `node` knows them.
+    """Answers questions about the cluster's nodes from what the controller on `node` knows.
 
-    `replica` has its copy of the catalog; `addresses` are the sources of other controllers' addresses.
+    `replica` has this node's copy of the catalog; `addresses` are the sources of other controllers'
+    addresses.
     """
 
     def __init__(self, node: str, *, replica: LocalReplica, addresses: AddressBook) -> None:
@@ -53,7 +54,7 @@ class NodeDirectory:
         return state if state.version > 0 else self._addresses.joined
 
     def known_nodes(self) -> dict[str, NodeRecord]:
-        """Return by name every node in this copy of the catalog, or in the one that this node joined with.
+        """Return, by name, every node in our copy of the catalog, or in the copy that this node joined with.
 
         While a new node replays the catalog, its copy has only the cluster's first nodes, which may all be
         gone by now.
@@ -69,16 +70,16 @@ class NodeDirectory:
         return self._addresses.address(node, self.state())
 
     def boot(self, node: str) -> BootRecord | None:
-        """Return the newest boot record of a node's folder that the catalog has ever named here."""
+        """Return the newest boot record of a node's folder that the catalog has named here; None if none."""
         folder = self.folder(node)
         return None if folder is None else folder.boot
 
     def folder(self, node: str) -> KnownFolder | None:
-        """Return the newest start of a node's present folder that the catalog has ever named here."""
+        """Return the store id and the newest boot record of a node's present folder; None if unknown."""
         return self._addresses.folder(node, self.state())
 
     def statuses(self) -> dict[str, str]:
-        """Return the status of each node of this cluster that gossip knows; this node's is `alive`."""
+        """Return, by node, gossip's status (`alive`, `suspect`, ...); that of this node is `alive`."""
         statuses = {self.node: "alive"}
         if self._gossip is not None:
             for name, member in self._gossip.members().items():
@@ -89,8 +90,8 @@ class NodeDirectory:
     def placement_weights(self) -> dict[str, float]:
         """Return, by node, the weights for placing new replicas.
 
-        Only nodes are in it that belong (`laminar.node.placement.wanted`) and that gossip sees as alive or
-        suspect.
+        It has only nodes that may hold replicas (`laminar.node.placement.wanted`: registered and not
+        draining) and that gossip sees as alive or suspect.
         """
         statuses = self.statuses()
         return {
@@ -102,7 +103,7 @@ class NodeDirectory:
     def nodes_without_status(self) -> int:
         """Return how many nodes gossip has not heard of since this controller started.
 
-        Only nodes count that belong, so could take replicas.
+        Only nodes that may hold replicas are counted.
         """
         statuses = self.statuses()
         return sum(name not in statuses for name in belonging_weights(self.state()))

@@ -39,7 +39,7 @@ class Refused(Exception):
 
 
 class CatalogCopy(msgspec.Struct, frozen=True):
-    """The state of one folder's copy of the catalog.
+    """The state of one folder's copy of the catalog, by which an operator chooses the copy to recover from.
 
     Of several copies the best one has the highest `last_term`, then the highest `last_index`.
     """
@@ -76,7 +76,7 @@ class StoppedNode:
         self.folder.close()
 
     def take_into(self, epoch: bytes) -> None:
-        """Let this folder's node take part in a cluster that was recovered from another folder.
+        """Record a new epoch: this folder's node joins a cluster that was recovered from another folder.
 
         Raises:
             Refused: the folder is of that epoch, or a later one, already.
@@ -109,7 +109,7 @@ class StoppedNode:
         """Make this folder's copy the cluster's catalog and return the new epoch. Durable on return.
 
         Raises:
-            Refused: this copy cannot go on, or needs no recovery.
+            Refused: this copy can't be recovered from, or the cluster needs no recovery.
         """
         identity = self.folder.identity
         count = int.from_bytes(identity.epoch[:8]) + 1
@@ -161,7 +161,7 @@ async def _configuration(entry: ReplicaEntry, log: Log) -> ConfigurationRecord:
 
 
 def _decision(entry: ReplicaEntry, node: str, log: Log, *, term: int) -> bytearray:
-    """Return the entry that makes this replica the only voter."""
+    """Return the encoded log entry that makes this replica the only voter."""
     alone = ConfigurationRecord(voters=((entry.replica_id, node),))
     frame = build_control(Kind.CONFIGURATION, alone.encoded())
     stamp(

@@ -37,7 +37,7 @@ NEWEST_COPY = (
 
 
 class RollbackGuard:
-    """The guard of one node's folder."""
+    """Advances the boot record of one node's folder, and knows whether the catalog has confirmed it."""
 
     def __init__(self, boot: Boot, clock: Clock) -> None:
         self._boot = boot
@@ -82,7 +82,7 @@ class RollbackGuard:
         return True
 
     def report(self, result: Result) -> ReportRolledBack | None:
-        """Return the change that records this folder as rolled back; None if `result` has no boot record."""
+        """Return the command that records this folder as an older copy; None if `result` has no record."""
         if result.node is None or result.node.boot is None:
             return None
         return ReportRolledBack(self._boot.node, self._boot.store_id, result.node.boot)

@@ -1,7 +1,8 @@
 """Requests that change a topic's route: the decisions of the catalog's leader before a change begins.
 
-It places the outputs on nodes that answer, and gives the reason if a change cannot begin. The catalog's rules
-(`membership.route_rules`) decide once more, when the command is applied.
+A change replaces its *inputs* (neighbouring partitions, which end) by its *outputs* (new partitions over the
+same keys). The leader places the outputs on nodes that answer, and gives the reason if a change cannot begin.
+The rules in `membership.route_rules` decide once more, when the command is applied.
 """
 
 from __future__ import annotations
@@ -46,13 +47,13 @@ class RouteRequest(msgspec.Struct, frozen=True, tag="route"):
 class BeginRouteRequest(msgspec.Struct, frozen=True, tag="begin_route"):
     """Begin a change of a topic's route; `BeginChange` has the fields of the same names.
 
-    The catalog's leader places the outputs over the nodes alive, but none on `avoid`: to these nodes they are
-    pinned, as the rank might choose one of those later. With `force` a change under way, which was begun for
-    the same, is forced.
+    The catalog's leader places the outputs on nodes that are alive. If `avoid` names nodes, no output is
+    placed there, and the outputs are pinned to the chosen nodes, so that the planner moves none to an avoided
+    node later. With `force`, if the same change is already closing, it no longer waits for its seals.
 
-    Refused with `not_enabled` while a node's program does not know routes; with `too_few_nodes` and `quota`
-    as a topic is; with `in_progress` while another change of the topic is under way; with
-    `precondition_failed` when `after` is not the route's version, which is `limit`; with `invalid`.
+    Errors: `not_enabled` while a node's program does not know routes; `too_few_nodes` and `quota` as for the
+    creation of a topic; `in_progress` while another change of the topic is under way; `precondition_failed`
+    if `after` is not the version of the topic's route (`limit` is that version); `invalid`.
     """
 
     topic: str
@@ -73,12 +74,12 @@ class RouteProgressRequest(msgspec.Struct, frozen=True, tag="route_progress"):
 
 
 class Refused(Exception):
-    """A request is not carried out; `error` is a code of the HTTP table, and the rest is of its problem."""
+    """The request is refused. `error` is a code of the HTTP error table; the rest goes into the problem."""
 
     def __init__(
         self, error: str, detail: str = "", *, value: int = 0, limit: int = 0, what: str = ""
     ) -> None:
-        """With `what` the limit is the one of that name of a principal."""
+        """Make the refusal; `what` names the limit if it is one of a principal's."""
         super().__init__(detail or error)
         self.error = error
         self.detail = detail
@@ -88,17 +89,17 @@ class Refused(Exception):
 
 
 class Placing(Protocol):
-    """The leader's knowledge of the nodes on which new partitions may be placed."""
+    """The catalog leader's knowledge of the nodes on which new partitions may be placed."""
 
     async def until_known(self, wanted: int) -> None:
         """Wait a short time until at least `wanted` nodes are up, and gossip has heard from all."""
 
     def weights_for(self, replicas: int) -> dict[str, float]:
-        """Return the placement weights of the nodes that answer now, if enough do; else all weights."""
+        """Return, by node, the placement weights of the nodes that answer now; of all if too few answer."""
 
 
 class RouteRequests:
-    """The requests that begin changes of routes, on the catalog's leader."""
+    """Begins changes of routes, on the catalog's leader: checks the request, places the outputs, proposes."""
 
     def __init__(
         self,
@@ -161,7 +162,7 @@ class RouteRequests:
             raise Refused("too_few_nodes", value=wanted, limit=len(fit))
 
     def _begun(self, group: CatalogGroup, request: BeginRouteRequest) -> BeginChange:
-        """Return the catalog's command for a request, as of the state now."""
+        """Return the command that begins the requested change, with its outputs placed on nodes."""
         state = group.catalog.state()
         topic = state.topics.get(request.topic)
         outputs = len(request.cuts) + 1
@@ -193,7 +194,7 @@ class RouteRequests:
         )
 
     async def _forced(self, group: CatalogGroup, request: BeginRouteRequest, result: Result) -> Result | None:
-        """Force the change that is under way for the same, if it is closing; return the result, if so."""
+        """Force the change that an equal request has begun, if it is closing; return the result or None."""
         change = None if result.topic is None else result.topic.change
         if result.outcome != "exists" or not request.force or change is None or change.state != "closing":
             return None
@@ -201,9 +202,9 @@ class RouteRequests:
 
 
 def _replicas_of_outputs(group: CatalogGroup, request: BeginRouteRequest, topic: TopicRecord) -> int:
-    """Return how many replicas an output needs: as many as an input has, and no more than the topic has.
+    """Return how many replicas an output needs: as many as an input has, and no more than the topic asks for.
 
-    The partitions of a topic that was made with fewer nodes have fewer.
+    The inputs have fewer than the topic asks for if it was created while too few nodes were there.
     """
     partitions = group.catalog.state().partitions
     inputs = [partitions.get(f"{topic.name}/{number}") for number in request.inputs]

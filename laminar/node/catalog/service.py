@@ -1,8 +1,8 @@
 """Requests to the catalog, from any process of any node.
 
-A request is carried out by the controller that leads group 0; any other forwards it, once. Requests and
-answers are msgpack structs, never pickled calls: what reaches PySyncObj's decoder comes from the group's own
-log alone.
+A request is carried out by the controller that leads group 0; any other controller forwards it, once.
+Requests and answers are msgpack structs, never pickled calls: only bytes from the group's own log reach
+PySyncObj's decoder.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ ASK_OTHER_TIMEOUT_S = 1.0
 class TopicRequest(msgspec.Struct, frozen=True, tag="create_topic"):
     """Create a topic; its placement is computed by the catalog's leader over the nodes alive.
 
-    Refused with `too_few_nodes` where fewer nodes are alive than `replicas`, unless `allow_fewer_replicas`;
-    with `quota` beyond the partitions of the cluster, or the limits of the owner.
+    Errors: `too_few_nodes` if fewer nodes are alive than `replicas`, unless `allow_fewer_replicas`; `quota`
+    if the cluster would have too many partitions, or the owner more than its limits allow.
     """
 
     name: str
@@ -79,14 +79,14 @@ class TopicRequest(msgspec.Struct, frozen=True, tag="create_topic"):
 
 
 class DeleteTopicRequest(msgspec.Struct, frozen=True, tag="delete_topic"):
-    """Delete a topic if it still has this version; None: in any version."""
+    """Delete a topic, if it still has this version; with None, in any version."""
 
     name: str
     version: int | None
 
 
 class TopicSettingsRequest(msgspec.Struct, frozen=True, tag="settings"):
-    """Merge-patch a topic's settings if it still has this version; None removes a setting."""
+    """Change some of a topic's settings, if the topic still has this version; None removes a setting."""
 
     name: str
     changes: dict[str, Setting | None]
@@ -94,7 +94,7 @@ class TopicSettingsRequest(msgspec.Struct, frozen=True, tag="settings"):
 
 
 class MadeRequest(msgspec.Struct, frozen=True, tag="made"):
-    """A node's replicas of these groups are durably in its manifest."""
+    """Report that a node has created its replicas of these groups, durably."""
 
     node: str
     store_id: bytes
@@ -102,7 +102,7 @@ class MadeRequest(msgspec.Struct, frozen=True, tag="made"):
 
 
 class RemovedRequest(msgspec.Struct, frozen=True, tag="removed"):
-    """A node's replicas of these deleted groups are gone."""
+    """Report that a node has deleted its replicas of these groups, whose topics were deleted."""
 
     node: str
     store_id: bytes
@@ -110,34 +110,34 @@ class RemovedRequest(msgspec.Struct, frozen=True, tag="removed"):
 
 
 class NodeRequest(msgspec.Struct, frozen=True, tag="node"):
-    """Register a node, or its new addresses. `former`: see `RegisterNode`."""
+    """Register a node, or its new addresses. `former` are boot records of earlier starts (`RegisterNode`)."""
 
     record: NodeRecord
     former: list[BootRecord] = []
 
 
 class ConfirmRequest(msgspec.Struct, frozen=True, tag="confirm"):
-    """Ask for the state of these groups as the catalog's leader confirms it with a majority.
+    """Ask for the present state of these groups: the leader confirms with a majority that it still leads.
 
-    The answer lists, of these groups, those in creation and those deleted; and, of their replicas, those to
-    be made yet (`joining`), those removed for good, and those kept by an accepted loss. Without groups: only
-    the newest version of the catalog.
+    The answer lists the groups in creation (`creating`) and the deleted ones (`deleted`); and, of the groups'
+    replicas, those still to be created (`joining`), those removed for good (`removed`), and those with which
+    a group goes on after an accepted loss (`kept`). Without groups it only has the catalog's newest version.
     """
 
     groups: list[bytes]
 
 
 class ReplicaRequest(msgspec.Struct, frozen=True, tag="replicas"):
-    """One step of moving replicas from node to node."""
+    """Perform one step of moving replicas from node to node."""
 
     change: ReplicaChange
 
 
 class PlacementRequest(msgspec.Struct, frozen=True, tag="placement"):
-    """One change of the wanted placement of nodes, topics and partitions, by an operator.
+    """Perform one change of the wanted placement of nodes, topics or partitions, by an operator.
 
-    Refused with `not_enabled` while a node's program does not know the command; the removal of a node that
-    is in use with `node_in_use`; more replicas of a topic than nodes may hold with `too_few_nodes`, unless
+    Errors: `not_enabled` while a node's program does not know the command; `node_in_use` if the node to be
+    removed is still used; `too_few_nodes` if a topic asks for more replicas than there are nodes for, unless
     `allow_fewer_replicas`.
     """
 
@@ -146,7 +146,7 @@ class PlacementRequest(msgspec.Struct, frozen=True, tag="placement"):
 
 
 class LoadRequest(msgspec.Struct, frozen=True, tag="load"):
-    """A node's newest load, for the leader's memory."""
+    """Report a node's newest load to the catalog's leader, which keeps it in memory for the balance."""
 
     report: LoadReport
 
@@ -160,8 +160,8 @@ class BalanceRequest(msgspec.Struct, frozen=True, tag="balance"):
 class ChannelRequest(msgspec.Struct, frozen=True, tag="channel"):
     """Create, change or delete a channel of a topic, as `Catalog.change_channel` does.
 
-    Refused with `not_enabled` while a node's program does not know channels; with `quota` beyond the limit of
-    a topic or of the cluster, with the channels that there would be.
+    Errors: `not_enabled` while a node's program does not know channels; `quota` if the topic or the cluster
+    would have too many channels (`value` is that number).
     """
 
     step: ChannelStep
@@ -170,18 +170,18 @@ class ChannelRequest(msgspec.Struct, frozen=True, tag="channel"):
 class AccessRequest(msgspec.Struct, frozen=True, tag="access"):
     """Create or revoke a credential, as `Catalog.change_access` does.
 
-    Refused with `not_enabled` while a node's program does not know credentials; with `quota` beyond the
-    limit.
+    Errors: `not_enabled` while a node's program does not know credentials; `quota` if there would be too
+    many.
     """
 
     step: AccessStep
 
 
 class LimitsRequest(msgspec.Struct, frozen=True, tag="limits"):
-    """Replace the limits of a principal that still have this version, as `Catalog.change_limits` does.
+    """Replace a principal's limits if they still have this version, as `Catalog.change_limits` does.
 
-    Refused with `not_enabled` while a node's program does not know limits; with `quota` beyond the number of
-    principals that may have some.
+    Errors: `not_enabled` while a node's program does not know limits; `quota` if too many principals would
+    have limits of their own.
     """
 
     principal: str
@@ -211,7 +211,7 @@ CatalogRequest = (
 
 
 class CatalogAnswer(msgspec.Struct, frozen=True):
-    """The answer to a request. `error`: empty, `no_leader`, `unknown` or a code of the HTTP table."""
+    """The answer to a request. `error` is empty, `no_leader`, `unknown` or a code of the HTTP error table."""
 
     result: Result | None = None
     error: str = ""
@@ -252,19 +252,19 @@ _envelope_decoder = msgspec.msgpack.Decoder(_Envelope)
 
 
 def encode_request(request: CatalogRequest, *, passed_on: bool = False) -> bytes:
-    """Return a request as it travels to a controller's `catalog` method."""
+    """Return a request encoded for a call of a controller's `catalog` method."""
     return _encoder.encode(_Envelope(passed_on, request))
 
 
 def decode_answer(payload: bytes) -> CatalogAnswer:
-    """Return the controller's answer."""
+    """Decode a controller's answer to a request."""
     return _answer_decoder.decode(payload)
 
 
 def _doubted(answer: CatalogAnswer, lost: bool) -> CatalogAnswer:
     """Return `answer`, or an unknown outcome if it is a refusal that an earlier attempt may have caused.
 
-    `lost`: an earlier attempt may have been carried out, but its answer was lost.
+    `lost` says that an earlier attempt may have been carried out, because its answer was lost.
     """
     if not lost or answer.result is None or answer.result.outcome not in ("absent", "conflict"):
         return answer
@@ -273,7 +273,7 @@ def _doubted(answer: CatalogAnswer, lost: bool) -> CatalogAnswer:
 
 
 class CatalogService:
-    """The executor of catalog requests on the leader; elsewhere it forwards them."""
+    """Carries out catalog requests if this controller leads group 0; else forwards them to the leader."""
 
     def __init__(
         self,
@@ -320,8 +320,8 @@ class CatalogService:
     async def ask(self, request: CatalogRequest, *, passed_on: bool = False) -> CatalogAnswer:
         """Carry out a request, here or at the node that leads; wait up to `LEADER_WAIT_S` for a leader.
 
-        With `passed_on` the request is not forwarded again: without leadership here the answer is the error
-        `no_leader`, with the leader that this node knows.
+        With `passed_on` the request is not forwarded again: if this node does not lead, the answer is the
+        error `no_leader` with the name of the leader, if this node knows it.
 
         Other nodes are asked for the leader too, because this node's replica may know none while there is
         one: it ignores leaders of a term below its own, and after its folder went back its term may be the
@@ -373,8 +373,8 @@ class CatalogService:
     async def _who_leads(self, node: str) -> str:
         """Return the catalog's leader as another node knows it; empty if it knows none or does not answer.
 
-        The node gets only a question, not the request itself. A request whose answer is not awaited may still
-        be carried out, and would be refused when it is repeated: a deletion, because there is no such topic.
+        The node gets only this question, not the request itself. A request whose answer comes too late may
+        have been carried out, and would be refused if repeated: a deletion, because there is no such topic.
         """
         try:
             answer = await self._pass_on(node, ConfirmRequest([]), timeout_s=ASK_OTHER_TIMEOUT_S)
@@ -490,9 +490,9 @@ class CatalogService:
             return CatalogAnswer(error="not_enabled", detail=self._too_old(error.needed))
 
     def _use_of(self, name: str) -> str:
-        """Return what a node is still used for, so that it may not be removed; "" for nothing.
+        """Return why a node may not be removed: what it is still used for, as text; "" if nothing is found.
 
-        What the catalog's rules refuse is not named here.
+        Reasons that the catalog's rules check by themselves are not named here.
         """
         if self._directory.statuses().get(name) in ("alive", "suspect"):
             return f"node {name!r} still runs: stop it first"
@@ -501,7 +501,7 @@ class CatalogService:
         return ""
 
     def _too_old(self, needed: int) -> str:
-        """Return which nodes' programs do not know code version `needed` of the catalog's commands."""
+        """Return, as text, which nodes' programs do not know code version `needed` of the commands."""
         nodes = self._group.catalog.state().nodes.values()
         old = sorted(record.node for record in nodes if record.code_version < needed)
         if not old:
@@ -600,7 +600,7 @@ class CatalogService:
             self._knows_all_s = asyncio.get_running_loop().time() + COME_UP_WAIT_S
 
     async def until_known(self, wanted: int) -> None:
-        """Wait a short time until at least `wanted` nodes are up; see `Placing`."""
+        """Wait a short time for at least `wanted` nodes to be up, and for a new leader to hear from all."""
         await self._until(lambda: not self._may_come_up(wanted), COME_UP_WAIT_S)
         await self._first_round()
 
@@ -623,7 +623,7 @@ class CatalogService:
         )
 
     def weights_for(self, replicas: int) -> dict[str, float]:
-        """Return the placement weights of the nodes that answer now, if enough do; else all weights.
+        """Return, by node, the placement weights of the nodes that answer now; of all if too few answer.
 
         Gossip takes a second or two to see that a node is gone. Broken connections are seen at once.
         """
@@ -670,7 +670,7 @@ class CatalogService:
 
 
 def _over_limit(result: Result) -> CatalogAnswer:
-    """Return the refusal of what would pass a principal's limit."""
+    """Return the error `quota` for a command that would exceed a principal's limit."""
     return CatalogAnswer(
         error="quota", detail=result.detail, what=result.what, value=result.value, limit=result.limit
     )

@@ -1,8 +1,8 @@
 """Publish the controller's view of the cluster to the node's shards, whenever it changes.
 
 The controller makes the view (`make`); this module knows which view each shard has received, and pushes what
-changed since. A shard that has another one answers so, and gets the whole. A starting shard also asks for the
-view. No shard gets one before the publisher is `ready`.
+changed since. A shard that has another view says so in its answer, and gets the whole view. A starting shard
+also asks for the view. No shard gets a view before the publisher is `ready`.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ RETRY_S = 0.2
 
 
 class ViewPublisher:
-    """The publisher of one controller. The controller sets `ready`, once, when views may be sent.
+    """Sends the controller's view of the cluster to the shards of its node, in full or as a difference.
 
-    `view` is the controller's own view; `make()` returns the content that it should have now.
+    The controller sets `ready`, once, when views may be sent. `view` is the controller's own view; `make()`
+    returns the content that it should have now.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class ViewPublisher:
         self.ready = False
 
     def changed(self) -> None:
-        """Make the view again and push it to every shard."""
+        """Compute the view again, and wake the tasks that push it to the shards."""
         self._number += 1
         self._view.message = self._make()
         self._driver.addresses_changed()

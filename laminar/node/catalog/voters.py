@@ -10,8 +10,8 @@ one dies. As for partitions, nothing is swapped while too many nodes are gone at
 the one before.
 
 A voter whose node is draining is swapped as well, though there the learner is promoted first: the voter can
-still vote until it is removed. If all other nodes vote already, it goes without a successor. A node that was
-removed from the cluster is no member any more.
+still vote until it is removed. If all other nodes vote already, the voter is removed without a successor. A
+node that was removed from the cluster is no longer a member.
 
 A removed voter is added again as a learner, under the same id. It has lost nothing that it promised, so its
 messages can do no harm, and when its node is back the leader brings it up to date like any other. A store
@@ -44,10 +44,10 @@ def next_step(
     ready: Callable[[int, str], bool],
     majority_active: Callable[[ConfigurationRecord], bool],
 ) -> ConfigurationRecord | None:
-    """Return group 0's next configuration; None if it is as it should be, or no step is possible now.
+    """Return group 0's next configuration; None if `current` is as it should be, or no step is possible now.
 
-    `gone`: nodes that have been absent for long. `ready(replica id, node)` says whether a learner's node is
-    present now and its replica holds all that is committed; `majority_active(configuration)`, whether
+    `gone` are nodes that have been absent for long. `ready(replica id, node)` says whether a learner's node
+    is present now and its replica holds all that is committed; `majority_active(configuration)`, whether
     messages of a majority of that configuration's voters came lately.
     """
     members = current.nodes()

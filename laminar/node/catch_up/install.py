@@ -73,7 +73,7 @@ class Abandoned(Exception):
 
 
 class InstallHost(Protocol):
-    """The services of a shard that an installer uses."""
+    """What an `Installer` needs of its shard: storage, driver, transport, manifest, clock."""
 
     @property
     def storage(self) -> Storage:
@@ -120,9 +120,9 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class _Failed:
-    """The source of a group's last failed attempt.
+    """The source of a group's last failed catch-up. Its offers are declined until `until_s` (loop time).
 
-    It is not used for `wait_s`, until `until_s` (the loop's time).
+    `wait_s` is how long that is; it doubles with each failure in a row.
     """
 
     source: str
@@ -131,7 +131,7 @@ class _Failed:
 
 
 class Installer:
-    """The builder of new logs for this shard's replicas.
+    """Builds new logs for those of this shard's replicas that a leader offers a catch-up.
 
     `by_group` has the shard's partitions by group id. `address_of(node, replica)` returns the address of the
     process on `node` that owns the replica's group, or None. `running` has the new logs being built.
@@ -217,8 +217,8 @@ class Installer:
     def _leave_alone(self, group: bytes, node: str) -> None:
         """Decline offers of a failed source for a while, twice as long after each failure in a row.
 
-        Otherwise, with a source that has a damaged entry, everything before that entry would be copied at
-        each offer and then thrown into the trash.
+        Otherwise, if the source has a damaged entry, each offer would copy everything before that entry
+        again, in vain.
         """
         before = self._failed.get(group)
         wait_s = FIRST_WAIT_S
@@ -269,7 +269,7 @@ class Installer:
         await self._write_snapshot(new, tables)
 
     async def _room(self, partition: Partition) -> None:
-        """Wait until this shard's storage takes more data.
+        """Wait until this shard's storage has room for more data.
 
         The wait is short, as the replica does not campaign meanwhile, and may be the only one that could
         lead.
@@ -357,7 +357,7 @@ def _now_s() -> float:
 
 
 def new_name(topic: str, number: int) -> str:
-    """Return the name of a log that is to replace another; before the switch a start deletes such a log."""
+    """Return the name of a partition's new log; a start deletes such a log if no replica uses it."""
     return f"{topic}-{number}{UNFINISHED}"
 
 

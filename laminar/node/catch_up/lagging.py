@@ -3,10 +3,10 @@
 They are of two kinds. A replica of the first kind lacks entries that are no longer in the leader's log; Raft
 itself says which these are, and appends cannot help them. A replica of the second kind is *far* behind: it
 lacks at least half of the log, and many bytes. It gets its log at a bounded rate, in place of appends, which
-have no such bound. For this kind that is a matter of speed only: if no new log is built, appends go on.
+have no such bound. For this kind a catch-up is only faster: if no new log is built, appends go on.
 
-A voter's bytes are those of sealed segments: under a load that fills a young log fast, every voter may lack
-more of the last segment for a moment. For a learner all committed bytes count, and the threshold is much
+For a voter, only bytes in sealed segments count: under a load that fills a young log fast, every voter may
+lack much of the last segment for a moment. For a learner all committed bytes count, and the threshold is much
 lower: after a node's death all learners of the cluster are empty at once, and appends to them would delay
 those to all other replicas. So a new learner is looked at as soon as it answers, not by the periodic check
 (`watch`): until then it would have got half a second of appends at full speed.
@@ -55,9 +55,9 @@ def may_lag(partition: Partition) -> bool:
 
 
 class Lagging:
-    """The detection of lagging replicas in the groups that are led here, and the offers to them.
+    """Detects lagging replicas in the groups that are led here, and offers them a catch-up.
 
-    A voter is far behind only if it lacks at least `far_bytes`, a learner only if `learner_bytes`.
+    A voter is far behind only if it lacks at least `far_bytes`, a learner only if it lacks `learner_bytes`.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Lagging:
         self.offers = 0
 
     def check_all(self, partitions: Iterable[Partition]) -> Work | None:
-        """Check all groups that are led here; return the sending of offers as work, if any are needed."""
+        """Check all groups that are led here; return the work of sending offers, None if none is due."""
         offers = []
         for partition in list(partitions):
             replica = partition.replica
@@ -132,7 +132,10 @@ class Lagging:
         return progress.replica_id in partition.replica.configuration.learners
 
     def _take_over(self, partition: Partition, progress: Progress) -> None:
-        """Stop Raft's appends to a voter until it holds the committed sealed segments, to a learner all."""
+        """Stop Raft's appends to a replica until it has caught up.
+
+        That is when a voter has all committed sealed segments, or a learner all that is committed now.
+        """
         replica = partition.replica
         resume_index = replica.core.committed_index
         if not self._is_learner(partition, progress):
@@ -209,7 +212,7 @@ def _sealed_bytes(partition: Partition, *, after: int) -> int:
 def _committed_bytes(partition: Partition, *, after: int) -> int:
     """Return about how many bytes of committed entries come after entry `after`.
 
-    Of a segment they are taken to be its part by number of entries.
+    Of a segment that lies partly before `after`, the bytes are estimated by the number of entries.
     """
     found = 0
     for segment in partition.log.segments():

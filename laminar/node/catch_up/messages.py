@@ -24,7 +24,7 @@ DAMAGED = "damaged"
 
 
 class Offer(msgspec.Struct, frozen=True, array_like=True):
-    """The offer of replica `sender`, the leader of `term`, to replica `receiver`: it needs a new log."""
+    """The leader's offer of a catch-up: replica `sender` leads in `term`, and `receiver` needs a new log."""
 
     group: bytes
     sender: int
@@ -40,7 +40,7 @@ class OfferAnswer(msgspec.Struct, frozen=True, array_like=True):
 
 
 class BeginningRequest(msgspec.Struct, frozen=True, array_like=True):
-    """The question of replica `receiver` where the source's log begins, and how far it is committed."""
+    """Replica `receiver` asks where the source's log begins, and up to which entry it is committed."""
 
     group: bytes
     receiver: int

@@ -1,4 +1,4 @@
-"""A limit on a rate, in bytes per second. Idle time saves nothing up for later."""
+"""A limit on a rate, in bytes per second, without bursts: idle time earns no credit for later."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ class Pace:
         self._free_at_s = 0.0
 
     async def take(self, size_bytes: int) -> None:
-        """Wait until the bytes taken before have used up their time; then `size_bytes` may be moved.
+        """Wait until the earlier callers' bytes have had their time; then `size_bytes` may be moved.
 
-        After idle time there is no wait, whatever the size: it only delays the calls that follow.
+        After idle time there is no wait, whatever the size: `size_bytes` delays only the calls that follow.
         """
         now_s = asyncio.get_running_loop().time()
         start_s = max(self._free_at_s, now_s)
@@ -24,5 +24,5 @@ class Pace:
             await asyncio.sleep(start_s - now_s)
 
     def correct(self, difference_bytes: int) -> None:
-        """Count bytes that were moved beyond those taken; fewer, if negative."""
+        """Add to the bytes passed to `take` (negative: subtract), because more or fewer were moved."""
         self._free_at_s += difference_bytes / self.bytes_per_s

@@ -33,7 +33,7 @@ CHECK_S = 0.5
 
 
 class CatchUpHost(Protocol):
-    """The services of a shard that catch-up uses."""
+    """What `CatchUp` needs of its shard: addresses, tasks, and the opening of replicas."""
 
     boot: Boot
     clock: Clock
@@ -50,7 +50,7 @@ class CatchUpHost(Protocol):
         raise NotImplementedError
 
     def refusal(self) -> Problem | None:
-        """Return why the shard takes no data now; None if it does."""
+        """Return the problem with which the shard refuses data now; None if it takes data."""
 
     def request_reconcile(self) -> None:
         """Ask the shard to reconcile its replicas with its view soon."""
@@ -60,7 +60,7 @@ class CatchUpHost(Protocol):
 
 
 class CatchUp:
-    """The source, the installer and the lag detection of one shard.
+    """Catch-up in one shard: it serves logs (source), builds them (installer), and finds replicas that lag.
 
     `methods` are the calls that the shard answers for them.
     """
@@ -103,14 +103,15 @@ class CatchUp:
         return self.lagging.check_all(self._watched())
 
     def learners_added(self, partition: Partition) -> None:
-        """Note that a group led here was given learners."""
+        """Watch a group led here that has got new learners, so that they are offered a catch-up soon."""
         if partition.log.size_bytes >= self.lagging.learner_bytes:
             self._shard.spawn(self.lagging.watch(partition))
 
     async def drop_unfinished(self) -> None:
         """Delete, at a start, the new logs that were being built when the process ended.
 
-        It also finds the logs that were replaced, but whose new ids the manifest does not name yet.
+        It also notes which logs have replaced others although the manifest still names the old ones, for
+        `record_replaced_logs`.
         """
         storage = self._shard.storage
         named = {storage.resolve(entry.log_id) for entry in storage.manifest.entries}
@@ -149,7 +150,7 @@ class CatchUp:
         return None if progress is None else (progress.received_bytes, progress.size_bytes)
 
     def statistics(self) -> dict[str, int]:
-        """Return the counters and gauges of the metrics by name."""
+        """Return the counters and gauges of catch-up, by the names of their metrics."""
         return {
             "served_bytes": self.source.sent_bytes,
             "serving": self.source.readers,

@@ -43,7 +43,7 @@ class _Reader:
 
 
 class Source:
-    """The entries that one shard serves to replicas in catch-up.
+    """Serves the committed entries of one shard's replicas to replicas in catch-up.
 
     `read_bytes(path, position, size)` reads a file without blocking the loop. `bytes_per_s` bounds all
     transfers together.
@@ -84,7 +84,7 @@ class Source:
     async def piece(self, peer: Peer, payload: bytes) -> bytes:
         """Answer a `PieceRequest` with frames back to back, from the requested entry on.
 
-        The last may be cut off; the first never is.
+        The last frame may be cut off; the first never is.
 
         Raises:
             RemoteError: `GONE` when the entry is not among the committed ones here, `DAMAGED` when it is
@@ -113,7 +113,7 @@ class Source:
     async def _from_file(self, partition: Partition, index: int) -> bytes:
         """Return bytes of the entry's sealed segment from the entry on, unverified.
 
-        Empty if the entry lies in a segment that is not sealed and committed, or the file does not have it.
+        Empty if the entry's segment is not sealed or not all committed, or if the file lacks the entry.
         """
         log = partition.log
         self._check(partition, index)
@@ -156,7 +156,7 @@ class Source:
         return reader.index
 
     def done(self, group: bytes, receiver: int) -> None:
-        """Forget where a replica reads: it takes appends again."""
+        """Forget where a replica reads, because the leader sends it appends again."""
         self._readers.pop((group, receiver), None)
 
     @property

@@ -2,7 +2,7 @@
 
 `Certificates` is made by the supervisor before the first fork, so each process has the last good contexts in
 memory, and each looks for newer files by itself. Files that cannot be used are reported and change nothing:
-the contexts made before stay in use. Connections keep what they began with.
+the contexts made before stay in use. Open connections keep the certificates that they began with.
 
 A node's certificate names the node by a URI among its alternative names, `laminar:node:NAME`. The names of
 hosts in it are for clients, which compare them with the URL that they were given.
@@ -55,10 +55,10 @@ class TlsFiles:
         return named[path]
 
     def signature(self) -> tuple[tuple[int, int, int], ...]:
-        """Return a value that differs when one of the files was replaced or written.
+        """Return a value that changes when one of the files is replaced or written.
 
         Raises:
-            OSError: one of them is not there.
+            OSError: one of the files does not exist.
         """
         stats = [os.stat(path) for path in (self.certificate, self.key, self.ca)]
         return tuple((each.st_ino, each.st_size, each.st_mtime_ns) for each in stats)
@@ -66,9 +66,9 @@ class TlsFiles:
 
 @dataclass(frozen=True, slots=True)
 class Contexts:
-    """The contexts made of one state of the files.
+    """The TLS contexts made from the certificate files.
 
-    `http` asks clients for a certificate and takes those without one. `accept` and `connect` are for
+    `http` asks clients for a certificate and accepts those without one. `accept` and `connect` are for
     connections of nodes, where both sides show one. `join` is for a node that asks another by HTTP.
     """
 
@@ -85,7 +85,7 @@ class Contexts:
 
 
 def node_names(certificate: Mapping[str, Any] | None) -> frozenset[str]:
-    """Return the nodes that a verified certificate names, as `getpeercert` gives it; none for None."""
+    """Return the names of the nodes in a verified certificate (a result of `getpeercert`); none for None."""
     alternatives = (certificate or {}).get("subjectAltName", ())
     return frozenset(
         value.removeprefix(NODE_URI)
@@ -122,7 +122,7 @@ def load(files: TlsFiles) -> Contexts:
 
 
 def _first_end(context: ssl.SSLContext, own: Mapping[str, Any]) -> float:
-    """Return when the first CA of a context ends, in seconds since 1970."""
+    """Return when the CA that expires first does so, in seconds since 1970."""
     ends = [str(each["notAfter"]) for each in context.get_ca_certs()]
     # Where the own certificate stands for its CA, OpenSSL counts none.
     return min(map(ssl.cert_time_to_seconds, ends or [str(own["notAfter"])]))
@@ -203,7 +203,7 @@ def is_of_certificate(error: BaseException) -> bool:
 
 
 class Certificates:
-    """The contexts in use, in one process.
+    """The certificates of one process: its TLS contexts, which are loaded again when the files change.
 
     `node` is the name that the certificate must have; None: not known yet.
     """
@@ -225,7 +225,7 @@ class Certificates:
         self.current = self._load()
 
     def name(self, node: str) -> None:
-        """Set the node's name.
+        """Set the node's name, which the certificate must contain.
 
         Raises:
             CertificateError: the certificate does not name this node.
@@ -235,11 +235,11 @@ class Certificates:
 
     @property
     def only_name(self) -> str:
-        """The node that the certificate names, if it is one; else empty."""
+        """The name of the node in the certificate, if it names exactly one; else empty."""
         return next(iter(self.current.names)) if len(self.current.names) == 1 else ""
 
     def refresh(self, *, again: bool = False) -> bool:
-        """Load the files if they have changed, or in any case (`again`). Blocks; may run in a thread.
+        """Load the files if they have changed or `again` is set. Blocks; may run in a thread.
 
         Return whether new contexts are in use. Files that cannot be used are logged once, and tried again at
         each call.
@@ -265,7 +265,7 @@ class Certificates:
         return True
 
     def statistics(self) -> dict[str, int]:
-        """Return counters, and the seconds that are left of the own certificate and of the first CA."""
+        """Return counters, and the seconds until the own certificate and the first CA expire."""
         now_s = time.time()
         return {
             "loaded": self.loaded,

@@ -4,14 +4,14 @@ Below it appends are refused with 507, so that everything else can go on: votes,
 catch-up, and retention, which makes room. The low-water mark is a share of the disk or a number of bytes,
 whichever is less: a share of a large disk would leave too much unused.
 
-Half of it is the reserve of consumers. What they write, deliveries and cursors, is taken until the free space
-is below half of the mark: work that is done lets retention make room. A consumer that fails again and again
-makes none, so there is an end to it.
+The lower half of it is reserved for consumers. Their writes (deliveries and cursors) are accepted until the
+free space is below half of the mark, because records that are consumed let retention make room. There is a
+limit because a consumer that fails again and again makes no room.
 
 The trace of records gives way first: it is refused while less than one and a half times the mark is free.
 
-What is refused is taken again when the free space is a quarter above its mark, so that this does not change
-with every request. The disk is asked in a thread, not on the loop.
+Writes are accepted again when the free space is a quarter above the mark at which they were refused, so that
+this does not change with every request. The free space is measured in a thread, not on the loop.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _log = logging.getLogger("laminar.space")
 
 
 class DiskSpace:
-    """Free space on the disk of `directory`, as last measured.
+    """Free space on the disk of `directory` as last measured, and which writes are refused because of it.
 
-    `low`: it is below the low-water mark. `reserve_is_used`: it is below half of that, too.
+    `low` says that it is below the low-water mark; `reserve_is_used`, that it is below half of the mark, too.
     """
 
     def __init__(self, disk: Disk, directory: str, *, low_water_bytes: int, low_water_percent: float) -> None:
@@ -78,7 +78,7 @@ class DiskSpace:
 
     @property
     def reason(self) -> str:
-        """Which disk is low, in a sentence."""
+        """A sentence for people: which disk is low, its free bytes, and the mark that they are below."""
         mark = f"the low-water mark of {self.threshold_bytes}"
         if self.reserve_is_used:
             mark = f"{self.reserve_mark_bytes}, half of {mark}"
@@ -94,15 +94,15 @@ class DiskSpace:
         self.take(*found)
 
     def refusal(self) -> Problem | None:
-        """Return the problem (507) with which appends are refused now; None if they are not."""
+        """Return the problem (507) with which appends are refused now; None if they are accepted."""
         return self._refusal(self.threshold_bytes) if self.low else None
 
     def consumer_refusal(self) -> Problem | None:
-        """Return the problem (507) with which consumers are refused now; None if they are not."""
+        """Return the problem (507) with which consumers' writes are refused now; None if accepted."""
         return self._refusal(self.reserve_mark_bytes) if self.reserve_is_used else None
 
     def trace_refusal(self) -> Problem | None:
-        """Return the problem (507) with which the trace is refused, before anything else is; or None."""
+        """Return the problem (507) with which the trace of records is refused now; None if it is accepted."""
         mark_bytes = self.threshold_bytes * 3 // 2
         return self._refusal(mark_bytes) if self.low or self.free_bytes < mark_bytes else None
 

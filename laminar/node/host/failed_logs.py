@@ -30,10 +30,10 @@ def pause_s(recovery_restarts: int) -> float:
 
 
 def failed_logs(storage: Storage) -> list[str]:
-    """Return name and reason of each log that takes no more entries."""
+    """Return, as text, name and fault of each log that has failed and takes no more entries."""
     return [f"{log.name} ({log.failure})" for log in storage.failed_logs()]
 
 
 def is_retriable(error: DiskError) -> bool:
-    """Return whether this process may retry a recovery that failed: it may, once the disk has room."""
+    """Return whether a recovery that failed with `error` may be retried once the disk has room."""
     return error.is_full

@@ -21,7 +21,7 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 class Unrecoverable(Exception):
-    """A failure that would end this child's successors, too: the node ends, and an operator must act.
+    """A failure that would also end each new start of this child: the node ends, and an operator must act.
 
     The text says what is wrong and what to do.
     """

@@ -10,7 +10,7 @@ PERIOD_S = 60.0
 
 
 class LimitedLog:
-    """A logger that writes at most `LINES` lines of a kind in `PERIOD_S`.
+    """A logger that writes at most `LINES` lines of each kind in `PERIOD_S`.
 
     The next line that is written is preceded by one that says how many were dropped.
     """

@@ -45,7 +45,7 @@ MOST_GARBAGE = 200_000
 
 
 class LoopHealth:
-    """The health of the loop of one process. Made anywhere; `start` is called within the loop."""
+    """Watches the event loop of one process. It may be made anywhere; call `start` within the loop."""
 
     def __init__(self) -> None:
         self.long_turns = 0
@@ -87,7 +87,7 @@ class LoopHealth:
         gc.enable()
 
     def statistics(self) -> dict[str, float]:
-        """Return the counters. Lag is how late the loop called a timer: the longest, and the sum of all."""
+        """Return the counters. Lag is how late (in s) the loop called a timer: the longest, and the sum."""
         return {
             "long_turns": self.long_turns,
             "lag_max_seconds": self.lag_max_s,
@@ -129,7 +129,7 @@ class LoopHealth:
         self.collections += 1
 
     def _is_full_due(self, now_s: float) -> bool:
-        """Return whether there may be garbage that is worth a look at everything."""
+        """Return whether a full garbage collection is due: there may be enough garbage to be worth it."""
         since_s = now_s - self._full_s
         if since_s < max(FULL_COLLECTION_S, self._full_took_s / FULL_SHARE):
             return False

@@ -1,4 +1,4 @@
-"""The supervisor's questions to the machine at a start: service manager, packages, CPUs.
+"""What the supervisor asks of the machine at a start: service manager, misplaced packages, free CPUs.
 
 Nothing here is needed on the data path.
 """
@@ -28,9 +28,10 @@ def notify_service_manager(state: str, environ: Mapping[str, str]) -> None:
 
 
 def misplaced_packages() -> list[str]:
-    """Return a line for each of our generically named packages that Python finds in another place.
+    """Return an error text for each of our packages that Python would import from another place.
 
-    `raft` or `router` may also be a file in the working folder, or another distribution.
+    Names like `raft` and `router` are generic: a file in the working folder or another distribution may have
+    them, too.
     """
     home = Path(__file__).resolve().parents[3]
     wrong = []
@@ -43,14 +44,20 @@ def misplaced_packages() -> list[str]:
 
 
 class CpuClaims:
-    """The CPUs on which this node pins shards: an abstract Unix socket for each shows them to other nodes."""
+    """Claims CPUs for this node's shards, so that no other node of this machine pins shards to them.
+
+    An abstract Unix socket for each CPU is the claim.
+    """
 
     def __init__(self, name: str = "laminar-pinned-cpu") -> None:
         self._name = name
         self._markers: list[socket.socket] = []
 
     def claim(self, cpus: Sequence[int]) -> bool:
-        """Claim all of `cpus`, or none if another node holds one. Held until this process ends."""
+        """Claim all of `cpus`, or none if another node has claimed one; return whether they are claimed.
+
+        The claims last until `release`, or until this process ends.
+        """
         for cpu in cpus:
             marker = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
             self._markers.append(marker)
@@ -69,9 +76,10 @@ class CpuClaims:
 
 
 def plan_pinning(pin: str, shards: int, claims: CpuClaims) -> list[int] | None:
-    """Return the CPU of each shard, or None to pin none.
+    """Return the CPU to pin each shard to, or None to pin none.
 
-    `auto` pins if there are enough CPUs that no other node claims.
+    `pin` is the setting: `on`, `off`, or `auto`, which pins if there are enough CPUs and no other node has
+    claimed them.
     """
     if pin == "off":
         return None

@@ -26,10 +26,10 @@ class _Entry:
 
 
 class PeriodicTasks:
-    """The checks of one process.
+    """Calls the periodic checks of one process, and runs the work that they return.
 
-    `spawn(work)` makes a task of the work that a check found. `on_error(error)` gets an exception that a
-    check raised; the round ends with it.
+    `spawn(work)` makes a task of the work that a check returned. `on_error(error)` gets the exception of a
+    check that raised one; the checks after it are skipped this time.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class PeriodicTasks:
             self._timers[period_s] = self._loop.call_later(period_s, self._round, period_s)
 
     def close(self) -> None:
-        """Stop the checks. Work that was found goes on."""
+        """Stop the checks. Work that has begun goes on."""
         self._closed = True
         for timer in self._timers.values():
             timer.cancel()

@@ -1,4 +1,4 @@
-"""When a child that died is started again: at once, then after growing pauses, and not without end.
+"""The policy by which a child that died is started again: at once, then after growing pauses, then never.
 
 Pure: its inputs are the instants of deaths, its outputs pauses.
 """
@@ -14,17 +14,17 @@ LONGEST_PAUSE_MS = 5_000
 
 
 class RestartPolicy:
-    """The deaths of one child.
+    """Counts the deaths of one child and gives the pause before its next start.
 
-    After the sixth within a minute it is not started again. After a minute without a death the pauses begin
-    at none again.
+    After its sixth death within a minute the child is not started again. After a minute without a death the
+    next start is at once again.
     """
 
     def __init__(self) -> None:
         self._deaths_ms: deque[int] = deque()
 
     def died(self, *, now_ms: int) -> int | None:
-        """Count a death; return the ms to wait before the next start, or None if there is to be none."""
+        """Count a death; return the ms until the next start, or None if there is to be no other start."""
         while self._deaths_ms and now_ms - self._deaths_ms[0] >= WINDOW_MS:
             self._deaths_ms.popleft()
         before = len(self._deaths_ms)

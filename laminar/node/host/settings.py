@@ -363,7 +363,7 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
 
     @property
     def lacks(self) -> list[str]:
-        """What protects the HTTP ports from other machines and is not set; a clause for each."""
+        """The protections of the HTTP ports from other machines that are not set, as a text for each."""
         found = []
         if self.access == "open":
             found.append("HTTP clients need no token (access)")
@@ -373,12 +373,12 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
 
     @property
     def is_insecure(self) -> bool:
-        """Whether other machines reach the HTTP ports, and something that protects from them is missing."""
+        """Whether other machines can reach the HTTP ports although a protection is missing (`lacks`)."""
         return not is_loopback(self.host) and bool(self.lacks)
 
     @property
     def of_storage(self) -> StorageSettings:
-        """The settings of a `Storage`: three are settings of the node too, all others keep their defaults."""
+        """The settings for this node's `Storage`; those that the node does not have keep their defaults."""
         return StorageSettings(
             segment_size_bytes=self.segment_size_bytes,
             journal_file_bytes=self.journal_file_bytes,
@@ -402,17 +402,17 @@ class Setting:
 
     @property
     def default(self) -> Any:
-        """The value that holds when no source sets another."""
+        """The default: the value if no source sets another."""
         return getattr(Settings(), self.name)
 
     @property
     def variable(self) -> str:
-        """The environment variable."""
+        """The name of the environment variable that sets it."""
         return f"LAMINAR_{self.name.upper()}"
 
     @property
     def flag(self) -> str:
-        """The command-line flag."""
+        """The command-line flag that sets it."""
         return f"--{self.name.replace('_', '-')}"
 
 
@@ -505,7 +505,7 @@ _TABLE = {setting.name: setting for setting in SETTINGS}
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """Settings, and the origin of each value: `default`, the file's path, the variable, or the flag."""
+    """The loaded settings, and the origin of each value: `default`, a file's path, a variable or a flag."""
 
     settings: Settings
     origins: dict[str, str]
@@ -517,7 +517,7 @@ def load(
     environ: Mapping[str, str] | None = None,
     flags: Mapping[str, Any] | None = None,
 ) -> Loaded:
-    """Return the settings that the sources give. `flags` has values by setting name; None: not given.
+    """Return the settings from all sources. `flags` has values by setting name; None is a flag not given.
 
     Raises:
         SettingsError: a value or name can't be used; its text is fit to be printed.
@@ -594,7 +594,7 @@ def as_written(value: object) -> str:
 
 
 def check_together(settings: Settings) -> None:
-    """Check the rules that join several settings.
+    """Check the rules between several settings.
 
     Raises:
         SettingsError: one of the rules is broken.
@@ -642,7 +642,7 @@ def fault_of_open_http(settings: Settings) -> str:
 def is_loopback(host: str) -> bool:
     """Return whether only this machine can reach a socket bound to `host`.
 
-    A name other than localhost counts as not.
+    False for a name other than localhost.
     """
     return host in ("localhost", "::1") or re.fullmatch(r"127(\.\d{1,3}){3}", host) is not None
 

@@ -1,8 +1,8 @@
 """Accept connections of TLS: each handshake is bounded in time, all together in number.
 
-An event loop's own server says nothing of handshakes that fail, and keeps any number of them. Here each is a
-task until it is over. When there are too many, the oldest is dropped: an honest client needs milliseconds, so
-those that wait longest are the ones that never end.
+An event loop's own server reports no failed handshake, and allows any number at once. Here each handshake is
+a task. When there are too many, the oldest is dropped: an honest client needs milliseconds, so the oldest
+ones are the most likely never to end.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _OUT_OF_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class TlsListener(Generic[P]):
-    """One listening socket, which belongs to this and is closed with it.
+    """Accepts TLS connections on one listening socket, which it closes at its end.
 
-    `make` makes the protocol of a connection; `failed` gets it back if its handshake failed. `context` is
-    asked at each connection.
+    `make` returns the protocol of a new connection; `failed` is called with that protocol if the handshake
+    failed. `context` is called for each connection and returns the TLS context.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class TlsListener(Generic[P]):
         shutdown_s: float = SHUTDOWN_S,
         loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
-        """Begin to accept; the socket listens already. `most` handshakes may be under way."""
+        """Begin to accept; the socket listens already. At most `most` handshakes are under way at a time."""
         self._sock = sock
         self._make = make
         self._failed = failed
@@ -68,7 +68,7 @@ class TlsListener(Generic[P]):
         return len(self._handshakes)
 
     def close(self) -> None:
-        """Take no further connection, and drop those whose handshake is not over. Idempotent."""
+        """Accept no further connection, and drop those whose handshake is not over. Idempotent."""
         if self._closed:
             return
         self._closed = True

@@ -4,16 +4,16 @@
 
 1. Nothing moves while a placement is on its way or incomplete, or a node is absent or silent
    (`Survey.obstacle`).
-2. Only for a node whose score is above the threshold, the hottest first. Leadership goes first: two
-   partitions that both nodes hold swap their preferred leaders, so each node leads as many as before, and the
-   even spread (`preferred_leaders`) is kept. Only if no swap helps a replica moves, by a pin of the owner
-   `OWNER`.
+2. A move is made only for a node whose score is above the threshold, the hottest first. Leadership goes
+   first: two partitions that both nodes hold swap their preferred leaders, so each node leads as many as
+   before, and the even spread (`preferred_leaders`) is kept. Only if no swap helps a replica moves, by a pin
+   of the owner `OWNER`.
 3. A move lowers the larger score of the two nodes by `MARGIN` or more, and leaves the leaders spread so that
    none changes after it. All other scores stay, so under a constant load the sorted scores only ever go down:
    no placement comes back, and moves end.
-4. A pin of another owner is never touched. One of `OWNER` is lifted at rest, if without it each node that is
-   concerned stays `LIFT_MARGINS` margins below the threshold, so the lift leads to no new move; and at any
-   time if it contradicts the nodes or the topic (`stale_pins`).
+4. A pin of another owner is never changed. A pin of `OWNER` is lifted while no score is above the threshold,
+   if without it each node concerned stays `LIFT_MARGINS` margins below the threshold, so the lift leads to no
+   new move; and at any time if it contradicts the nodes or the topic (`stale_pins`).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Move = PreferLeaders | PinPartition
 
 
 class Decision(NamedTuple):
-    """A move, or None; the reason in numbers; and the score of each node that reports."""
+    """The move to make, or None; the reason as text, with numbers; the score of each node that reports."""
 
     move: Move | None
     because: str
@@ -70,7 +70,10 @@ class _Option(NamedTuple):
 
 
 class Survey:
-    """A survey of the partitions of one state; each partition is examined once."""
+    """Finds what forbids a move in one catalog state: an unfinished placement, or an absent or silent node.
+
+    Each partition is examined once, however often `obstacle` is called.
+    """
 
     def __init__(self, state: CatalogState, wanted: Wanted) -> None:
         self.state = state
@@ -84,7 +87,7 @@ class Survey:
     ) -> Generator[None, None, str]:
         """Return, after some slices of work, the reason why nothing may move now; "" if moves are allowed.
 
-        `reports` are those that are new enough.
+        `reports` are those recent enough to be used.
         """
         belonging = belonging_weights(self.state).keys()
         yield from self._look()
@@ -137,9 +140,10 @@ def deciding(
     threshold: float,
     resting: Collection[str] = (),
 ) -> Generator[None, None, Decision]:
-    """Return, after some slices of work, the next move, or None with the reason. There must be no obstacle.
+    """Return, after some slices of work, the next move, or None with the reason.
 
-    `resting` are partitions that moved lately, and are left alone.
+    Call it only if `Survey.obstacle` found none. `resting` are partitions that moved lately, and are left
+    alone.
     """
     weights, totals = belonging_weights(state), _totals(state, reports)
     scores = Scores(totals, weights)
@@ -174,7 +178,7 @@ def deciding(
 
 
 def _changes_leaders(state: CatalogState, option: _Option) -> Generator[None, None, bool]:
-    """Return whether other partitions would be led elsewhere after the move of a replica, by the even spread.
+    """Return whether the even spread would change other preferred leaders after the move of a replica.
 
     A node that leads too little may get the lead of what it holds now, and the scores would not be those that
     the move was chosen for.
@@ -196,7 +200,7 @@ def _changes_leaders(state: CatalogState, option: _Option) -> Generator[None, No
 
 
 def scores_of(state: CatalogState, reports: Mapping[str, LoadReport]) -> dict[str, Score]:
-    """Return the score of each node that belongs and reports."""
+    """Return the score of each node that may hold replicas and has a report."""
     totals = _totals(state, reports)
     scores = Scores(totals, belonging_weights(state))
     return {node: scores.of(node, load) for node, load in totals.items()}
@@ -207,9 +211,9 @@ def _totals(state: CatalogState, reports: Mapping[str, LoadReport]) -> dict[str,
 
 
 def stale_pins(state: CatalogState) -> list[PinPartition]:
-    """Return the lifts of the pins of `OWNER` that contradict the catalog.
+    """Return the requests that lift those pins of the balance (`OWNER`) that contradict the catalog.
 
-    They name another number of nodes than the topic has replicas, or a node that may hold nothing.
+    Such a pin names more or fewer nodes than the topic has replicas, or a node that may hold none.
     """
     weights = belonging_weights(state)
     return [
@@ -233,9 +237,9 @@ def _pinned(state: CatalogState) -> list[tuple[str, PartitionRecord]]:
 
 
 def allowed_at(hours: str, hour: int) -> bool:
-    """Return whether the balance may act in this hour (UTC) by `hours`, such as "22-06"; "" is always.
+    """Return whether the setting `hours`, such as "22-06", lets the balance act in this hour (UTC).
 
-    The first hour is allowed and the last is not; equal ones are the whole day.
+    The first hour is allowed and the last is not. "" and two equal hours allow the whole day.
     """
     if not hours:
         return True
@@ -244,7 +248,7 @@ def allowed_at(hours: str, hour: int) -> bool:
 
 
 class _Round:
-    """What is possible now."""
+    """The moves that are possible for one catalog state and one set of reports."""
 
     def __init__(
         self,

@@ -1,10 +1,10 @@
 """The load of nodes and partitions, and the score by which nodes are compared.
 
-A node's *share* of a measure is what it has of it, for its weight, divided by what all nodes have for theirs:
-1 is fair. Its *score* is the largest of its shares. Not a sum of them: the measure that a node has most of is
-the one that it runs out of first, and a sum would need a price of one measure in another, and would hide a
-full disk under an idle processor. `SMALL` is added to both sides of the division, so a cluster with next to
-no load has no score that differs from 1.
+A *measure* is one kind of load, such as bytes stored or appended. A node's *share* of a measure is its load
+per unit of weight, divided by that of all nodes together: 1 is fair. Its *score* is the largest of its
+shares, and not their sum: the measure with the largest share is the one that the node runs out of first. A
+sum would need a price of one measure in another, and would hide a full disk under an idle processor. `SMALL`
+is added to both sides of the division, so a cluster with next to no load has no score that differs from 1.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Measure = Literal[
 
 
 class Load(msgspec.Struct, frozen=True):
-    """The load of one partition on one node, or of all there. Rates are averages of about a minute."""
+    """The load of one partition on a node, or of the whole node. Rates are averages over about a minute."""
 
     appended_bytes_per_s: float = 0.0
     """Bytes appended to the partitions that the node leads: it checks them, and sends them to the others."""
@@ -39,16 +39,16 @@ class Load(msgspec.Struct, frozen=True):
     stored_bytes: float = 0.0
 
     def __add__(self, other: Load) -> Load:
-        """Return the load of both."""
+        """Return the sum of both loads."""
         return Load(*map(operator.add, astuple(self), astuple(other)))
 
     def __sub__(self, other: Load) -> Load:
-        """Return the load without the other."""
+        """Return this load less the other one."""
         return Load(*map(operator.sub, astuple(self), astuple(other)))
 
     @property
     def of_leader(self) -> Load:
-        """The part of the load that moves with the leadership."""
+        """The part of the load that moves to another node if that becomes the leader."""
         return Load(
             appended_bytes_per_s=self.appended_bytes_per_s,
             read_bytes_per_s=self.read_bytes_per_s,
@@ -89,8 +89,8 @@ class PartitionLoad(msgspec.Struct, frozen=True):
 class LoadReport(msgspec.Struct, frozen=True):
     """What a node measures: its whole load, and its hottest partitions, `HOTTEST` at most.
 
-    What the others have is small: a partition that is not named has at most one part in `HOTTEST` of the sum
-    of what is compared (`hottest`).
+    The partitions that are not named have little: each at most 1/`HOTTEST` of the sum that `hottest`
+    compares.
     """
 
     node: str
@@ -100,14 +100,14 @@ class LoadReport(msgspec.Struct, frozen=True):
 
 
 class Score(NamedTuple):
-    """The largest of a node's shares, and of which measure it is."""
+    """A node's score: the largest of its shares (1 is fair), and the measure that it is a share of."""
 
     value: float
     measure: Measure
 
 
 class Scores:
-    """The comparison of nodes for one total of their loads. Moving load between nodes keeps the total."""
+    """Computes scores of nodes from their shares of one total load; a move between nodes keeps that total."""
 
     def __init__(self, totals: Mapping[str, Load], weights: Mapping[str, float]) -> None:
         """Compare the nodes in `totals`; each has a positive weight."""
@@ -144,7 +144,7 @@ def hottest(partitions: Iterable[PartitionLoad], total: Load) -> list[PartitionL
 
 
 def merged(node: str, reports: Sequence[LoadReport]) -> LoadReport:
-    """Return one report of a node from those of its shards."""
+    """Return the report of a whole node, merged from the reports of its shards."""
     total = sum((each.total for each in reports), Load())
     partitions = [partition for each in reports for partition in each.partitions]
     return LoadReport(

@@ -1,4 +1,4 @@
-"""The planner: the catalog leader's steps from the placement that is to the one that is wanted.
+"""The planner: the catalog leader's steps from the present placement to the wanted one.
 
 `Planner` compares each partition's replicas with its wanted set (`wanted`) and returns the steps to begin
 now, each a command of the catalog that names the partition's version and its reason. It reads the catalog and
@@ -11,13 +11,14 @@ precedence:
    elsewhere.
 4. A partition with too many replicas loses one.
 
-A partition has one step at a time. But a dead or lost replica is replaced also while another one leaves: that
-one may be waiting for it. Steps 3 and 4 are voluntary: at most `MOVES_AT_ONCE` partitions of the cluster take
-one. A move waits until every replica of the partition is on a node that is present, so an absent one comes
-back or is replaced; a partition loses a replica only if all others are present. A node gets at most `AT_ONCE`
-new replicas at a time, and only when it is settled (`presence`). Those of partitions without a majority are
-counted apart: nothing fills them before an operator decides. While more than one node in four is gone nothing
-begins: then the network, or this leader, is more likely at fault than the nodes.
+A partition has one step at a time. But a dead or lost replica is replaced even while another replica leaves:
+its leaving may be waiting for the replacement. Steps 3 and 4 are voluntary: at most `MOVES_AT_ONCE`
+partitions of the cluster take one. A move waits until every replica of the partition is on a node that is
+present, so an absent one comes back or is replaced; a partition loses a replica only if all others are
+present. A node gets at most `AT_ONCE` new replicas at a time, and only when it is settled (`presence`). Those
+of partitions without a majority are counted apart: nothing fills them before an operator decides. While more
+than one node in four is gone nothing begins: then the network, or this leader, is more likely at fault than
+the nodes.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ Step = AddReplicas | RemoveReplica | ReplaceReplica
 
 
 class Precedence(enum.IntEnum):
-    """The order in which steps get their share of what may be done at once."""
+    """The urgency of a step, most urgent first: steps are begun in this order while the limits allow it."""
 
     REPLACE = 0
     GROW = 1
@@ -58,7 +59,7 @@ class Precedence(enum.IntEnum):
 
 
 class Planned(NamedTuple):
-    """A step, and the nodes that get a replica by it."""
+    """A step that a partition needs, with its urgency, and the nodes that get a new replica by it."""
 
     precedence: Precedence
     step: Step
@@ -68,7 +69,7 @@ class Planned(NamedTuple):
 
 
 class Totals:
-    """The counts of partitions for the cluster-wide rules, updated partition by partition."""
+    """Counts of replicas by node, for the rules that limit steps in the whole cluster."""
 
     def __init__(self) -> None:
         self.holding: Counter[str] = Counter()
@@ -83,7 +84,7 @@ class Totals:
         """Partitions of which a replica leaves by choice."""
 
     def add(self, partition: PartitionRecord, number: int = 1, *, stuck: bool = False) -> None:
-        """Count a partition, `stuck` if it has no majority; with -1 count it no longer."""
+        """Add a partition to the counts (`stuck`: it has no majority); with `number` -1 take it out again."""
         leaving = [each.replica for each in partition.leaving]
         filling = self.stuck if stuck else self.filling
         for each in partition.replicas:
@@ -103,7 +104,7 @@ class Totals:
     def too_many_gone(
         self, state: CatalogState, gone: Collection[str], *, voting: Collection[str] = ()
     ) -> bool:
-        """Return whether too many nodes are gone for an automatic step (`too_many_gone`)."""
+        """Return whether too many nodes are gone for an automatic step (as the function `too_many_gone`)."""
         holding = {*voting, *(+self.holding)}
         abandoned = (set(gone) - holding) | (set(gone) & set(+self.decided))
         counted = state.nodes.keys() - abandoned
@@ -114,8 +115,9 @@ def too_many_gone(state: CatalogState, gone: Collection[str], *, voting: Collect
     """Return whether too many nodes are gone for an automatic step.
 
     A node that is gone does not count once all its replicas have been replaced, so one that died a year ago
-    does not prevent the replacements of today. Nor does a node count of which an operator has abandoned a
-    replica: that decision says that it is gone for good. `voting`: the nodes of the catalog's voters.
+    does not prevent the replacements of today. Nor does a node count if an operator has abandoned a replica
+    on it: by that decision the node is gone for good. `voting` are the nodes that vote in group 0; they
+    count.
     """
     totals = Totals()
     for partition in state.partitions.values():
@@ -124,10 +126,10 @@ def too_many_gone(state: CatalogState, gone: Collection[str], *, voting: Collect
 
 
 class Planner:
-    """The steps to begin, for one state after the other; only partitions that changed are looked at again.
+    """Finds the steps to begin for each new catalog state; only partitions that changed are examined again.
 
-    `follow` names the state, `look` works off a slice of what is to be looked at, and then `steps` are those
-    to begin now. `wanted` is brought up to each state here.
+    Call `follow` with a state, then `look` until it returns False, then `steps`. `wanted`, the wanted sets,
+    is updated to each state by `follow`.
     """
 
     def __init__(self, wanted: Wanted) -> None:
@@ -197,7 +199,7 @@ class Planner:
 
     @property
     def begun(self) -> bool:
-        """Whether a state was followed."""
+        """Whether `follow` has been called."""
         return self._nodes is not None
 
     @property
@@ -206,7 +208,10 @@ class Planner:
         return len(self._found)
 
     def steps(self, *, voting: Collection[str] = ()) -> list[Step]:
-        """Return the steps to begin now; every partition was looked at. `voting` as in `too_many_gone`."""
+        """Return the steps to begin now. Call it only after `look` has returned False.
+
+        `voting` are the nodes that vote in group 0 (`too_many_gone`).
+        """
         assert not self._pending
         if self._gone and self._totals.too_many_gone(self._state, self._gone, voting=voting):
             return []
@@ -253,8 +258,8 @@ class Planner:
     def is_stuck(self, partition: PartitionRecord) -> bool:
         """Return whether a partition has no majority, as far as the catalog knows: so it has no leader.
 
-        A replica that the catalog has seen made is a voter until its removal is reported, or an operator has
-        abandoned it.
+        Every replica that is reported as created counts as a voter, until its removal is reported or an
+        operator has abandoned it.
         """
         abandoned = {each for loss in partition.losses for each in loss.abandoned}
         members = [each for each in partition.replicas if each.made] + [
@@ -275,7 +280,7 @@ class Planner:
     def _place_for(
         self, partition: PartitionRecord, replica: ReplicaRecord, others: Sequence[ReplicaRecord]
     ) -> str | None:
-        """Return the best settled node for the successor of a replica."""
+        """Return the best settled node for the successor of a replica; None if no node fits."""
         taken = {each.node for each in others} | {each.node for each in leaving_by_choice(partition)}
         ranked = [*self._wanted.nodes(partition), *self._wanted.order(partition)]
         free = [node for node in dict.fromkeys(ranked) if node not in taken and node in self._settled]
@@ -351,7 +356,7 @@ class Planner:
     # -- all partitions ------------------------------------------------------------------
 
     def within_budgets(self, found: Sequence[Planned]) -> list[Step]:
-        """Return the steps that may begin beside those that are under way."""
+        """Return those of the steps `found` that the limits on steps under way let begin now."""
         counts = self._totals.filling.copy(), self._totals.stuck.copy()
         moving = self._totals.moving
         steps: list[Step] = []

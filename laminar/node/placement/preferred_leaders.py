@@ -1,10 +1,10 @@
 """The preferred leader of each partition: spread over the nodes by weight, changed as little as possible.
 
-`choosing` returns what is to be changed. A partition keeps its preferred leader while that node holds a made
-replica and is fit. A new one goes to the replica whose node leads least for its weight, the better rank among
-equals. Then, while one node leads more than another by so much that handing over one partition improves both,
-partitions change hands along the shortest chain of nodes that share them (augmenting paths, as in bipartite
-matching). Leaders hand over by themselves (`laminar.node.shard`).
+`choosing` returns what is to be changed. A partition keeps its preferred leader while that node is fit
+and holds a replica that is created. A new one goes to the replica whose node leads least for its weight, the
+better rank among equals. Then, while one node leads more than another by so much that handing over one
+partition improves both, partitions change hands along the shortest chain of nodes that share them (augmenting
+paths, as in bipartite matching). Leaders hand over by themselves (`laminar.node.shard`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MOST_CHANGES = 1000
 
 
 def choosing(state: CatalogState, *, unfit: Collection[str] = ()) -> Generator[None, None, dict[str, str]]:
-    """Return, after some slices, the preferred leaders to be changed: a node by "topic/number".
+    """Return, after some slices of work, the changes of preferred leaders: a node by "topic/number".
 
     `unfit` are nodes that have been gone for long. Partitions whose replicas are all unfit are left alone.
     """
@@ -60,7 +60,8 @@ def choosing(state: CatalogState, *, unfit: Collection[str] = ()) -> Generator[N
 class Leaders:
     """The number of partitions that each node should lead, updated partition by partition (`look`).
 
-    It finds at once the leader of a new partition, and whether `choosing` might improve the spread.
+    From the counts it names a leader for a new partition at once, and tells whether `choosing` might improve
+    the spread.
     """
 
     def __init__(self) -> None:
@@ -70,13 +71,13 @@ class Leaders:
         self._without: dict[str, PartitionRecord] = {}
 
     def begin(self, weights: Mapping[str, float]) -> None:
-        """Begin again with these nodes: all partitions are looked at next."""
+        """Start again with these nodes and weights: call `look` for every partition next."""
         self._weights = dict(weights)
         self._counts = dict.fromkeys(weights, 0)
         self._counted, self._without = {}, {}
 
     def look(self, key: str, partition: PartitionRecord | None) -> None:
-        """Count a partition as it is now; None: it is gone."""
+        """Update the counts with the present record of a partition; None if it no longer exists."""
         self._without.pop(key, None)
         counted = self._counted.pop(key, None)
         if counted is not None:
@@ -92,7 +93,7 @@ class Leaders:
             self._without[key] = partition
 
     def missing(self) -> dict[str, str]:
-        """Return a leader for each partition that has none, `MOST_CHANGES` at most."""
+        """Return a preferred leader for each partition that has none, for at most `MOST_CHANGES` of them."""
         counts, chosen = dict(self._counts), {}
         for key, partition in islice(self._without.items(), MOST_CHANGES):
             ranked = _by_rank(partition, _candidates(partition, self._weights), self._weights)
@@ -127,8 +128,9 @@ def _leader(partition: PartitionRecord, candidates: Collection[str]) -> str:
 def transfer(state: CatalogState, key: str, node: str) -> dict[str, str]:
     """Return the preferred leaders to be changed so that `node` leads a partition, and goes on doing so.
 
-    If it would lead too many then, the former leader gets one of its partitions in exchange: `choosing` finds
-    nothing to change afterwards. Without one that both hold, it may choose again.
+    If `node` would lead too many then, the former leader gets one of its partitions in exchange, so that
+    `choosing` finds nothing to change afterwards. If the two nodes share no such partition, `choosing` may
+    change leaders again.
     """
     weights = belonging_weights(state)
     former = state.partitions[key].preferred_leader

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 
 class Presence:
-    """The time since when each node has been as it is, in ms of the monotonic clock."""
+    """Since when each node has been present or absent without a break, in ms of the monotonic clock."""
 
     def __init__(self) -> None:
         self._absent_since_ms: dict[str, int] = {}
@@ -30,7 +30,7 @@ class Presence:
         return set(self._present_since_ms)
 
     def gone(self, ms: int, *, now_ms: int) -> set[str]:
-        """Return the nodes that have been absent for `ms` or longer; none where `ms` is 0."""
+        """Return the nodes that have been absent for `ms` or longer; none if `ms` is 0."""
         return {node for node, since_ms in self._absent_since_ms.items() if ms and now_ms - since_ms >= ms}
 
     def settled(self, ms: int, *, now_ms: int) -> set[str]:
@@ -38,5 +38,5 @@ class Presence:
         return {node for node, since_ms in self._present_since_ms.items() if now_ms - since_ms >= ms}
 
     def forget(self) -> None:
-        """Clear the record, because another node leads now."""
+        """Clear all times: another node leads the catalog now, and this one no longer observes the nodes."""
         self._absent_since_ms, self._present_since_ms = {}, {}

@@ -16,7 +16,7 @@ SLICE = 100
 
 
 async def in_slices(work: Generator[None, None, Result]) -> Result:
-    """Do the work with a turn of the loop after each slice, and return its result."""
+    """Run the generator, let the event loop run other tasks after each slice, and return its result."""
     while True:
         try:
             next(work)

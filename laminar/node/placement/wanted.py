@@ -2,8 +2,8 @@
 
 It depends on the nodes that *belong* (registered, not draining, of positive weight, their folder no older
 copy) and not on which of them are alive now: a node that restarts moves nothing. The order is the weighted
-rendezvous of `router.placement`, spread over the zones first. A pin takes the place of the rank, as far as
-its nodes belong; what it lacks is filled by rank.
+rendezvous of `router.placement`, spread over the zones first. The nodes of a pin come first, as far
+as they belong; if they are too few, the rank fills the rest.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from router import partition_hash, place
 
 
 def belonging_weights(state: CatalogState, *, unfit: Collection[str] = ()) -> dict[str, float]:
-    """Return, by node, the weights of the nodes that belong, without those in `unfit`."""
+    """Return, by node, the weights of the nodes that belong (may hold replicas), without `unfit` ones."""
     return {
         name: node.effective_weight
         for name, node in sorted(state.nodes.items())
@@ -24,21 +24,21 @@ def belonging_weights(state: CatalogState, *, unfit: Collection[str] = ()) -> di
 
 
 def zones_of(state: CatalogState) -> dict[str, str]:
-    """Return the zones of the nodes that have one, by node."""
+    """Return, by node, the zones (failure domains) of the nodes that have one."""
     return {name: node.effective_zone for name, node in state.nodes.items() if node.effective_zone}
 
 
 def wanted_number(state: CatalogState, partition: PartitionRecord) -> int:
-    """Return how many replicas a partition should have: what its topic asks for, or the nodes of its pin."""
+    """Return how many replicas a partition should have: as many as its topic asks for, or its pin names."""
     return state.topics[partition.topic].replicas if partition.pin is None else len(partition.pin.nodes)
 
 
 def wanted_nodes(
     state: CatalogState, partition: PartitionRecord, *, unfit: Collection[str] = ()
 ) -> list[str]:
-    """Return the nodes that should hold a partition, best first; fewer than wanted when fewer belong.
+    """Return the nodes that should hold a partition, best first; fewer than wanted if too few belong.
 
-    `unfit` are nodes that count as not belonging: those that have been gone for long.
+    `unfit` are nodes that are left out because they have been gone for long.
     """
     return Wanted(state, unfit=unfit).nodes(partition)
 

@@ -1,1 +1,1 @@
-"""Changes of a topic's route: their effect on its partitions, and the steps of a change under way."""
+"""Changes of a topic's route (partitions are split, merged or moved): their effects, and their next steps."""

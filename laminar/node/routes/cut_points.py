@@ -1,8 +1,8 @@
-"""Where to cut a partition, so that each part gets as many bytes as the others.
+"""The choice of the points at which a partition is split, so that its parts get about the same bytes.
 
-The leader looks at a sample of its newest records with keys: a range of keys that grew lately is cut, however
-old the rest of the log is. The keys of one logical partition cannot be divided; a partition whose records are
-all of one is cut beside it.
+The partition's leader takes a sample of its newest records with keys, so a range of keys that has grown
+lately is cut, whatever the rest of the log holds. The keys of one logical partition cannot be divided: if all
+records belong to one logical partition, the cut is made beside it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ async def sample(frames: Frames, *, start: int, end: int) -> list[Buffer]:
 
 
 def weights_of(frames: Sequence[Buffer]) -> dict[int, int]:
-    """Return by logical partition the bytes of its records in these batches."""
+    """Return, by logical partition, the bytes (keys and values) of its records with keys in these batches."""
     weights: dict[int, int] = {}
     for frame in frames:
         try:
@@ -58,9 +58,11 @@ def weights_of(frames: Sequence[Buffer]) -> dict[int, int]:
 
 
 def cuts_of(weights: dict[int, int], *, first: int, size: int, into: int) -> list[int]:
-    """Return where to cut `size` logical partitions from `first` on into parts of about the same weight.
+    """Return where to cut a range of logical partitions into `into` parts of about the same weight.
 
-    Without weights the parts have the same number of logical partitions. Each part has one at least.
+    The range is `size` logical partitions from `first` on; a cut is the first logical partition of a part but
+    the first one. Without weights the parts have about the same number of logical partitions. Each part has
+    at least one.
     """
     inside = sorted(
         (logical, weight) for logical, weight in weights.items() if first <= logical < first + size
@@ -83,7 +85,7 @@ def cuts_of(weights: dict[int, int], *, first: int, size: int, into: int) -> lis
 
 
 def heaviest_part(weights: dict[int, int], *, first: int, size: int, cuts: Sequence[int]) -> float:
-    """Return the share of the weight that the heaviest part has; 0.0 without weights."""
+    """Return the heaviest part's share (0 to 1) of the range's weight, if cut so; 0.0 without weights."""
     parts = [0] * (len(cuts) + 1)
     for logical, weight in weights.items():
         if first <= logical < first + size:

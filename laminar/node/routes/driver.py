@@ -1,9 +1,10 @@
 """Drive the changes of routes, on the node that leads the catalog (docs/routes.md).
 
-Each change has a task, which asks the leaders of its inputs and outputs every `plan.ROUND_MS`, and asks the
-catalog to close or cancel it, as `plan` decides. All steps compare and set, and the catalog records them. So
-the next leader of the catalog can continue at any point. The leaders of the inputs seal them by themselves
-when the change is closing (`laminar.node.shard.route_changes`).
+Each change has a task. It polls the leaders of the change's inputs (the partitions that end) and outputs
+(those that replace them) every `plan.ROUND_MS`, and asks the catalog to close or cancel the change, as `plan`
+decides. The catalog records each step, and refuses one that no longer fits its state. So the next leader of
+the catalog can continue at any point. The leaders of the inputs seal them by themselves when the change is
+closing (`laminar.node.shard.route_changes`).
 """
 
 from __future__ import annotations
@@ -39,8 +40,9 @@ _answer_decoder = msgspec.msgpack.Decoder(PartitionAnswer)
 class RouteDriver:
     """The driver of route changes in one controller.
 
-    `led_catalog()` returns the catalog while this node leads it, else None. It may be old, as after an
-    election: each step is refused then. `changed()` is to be called when one of them has changed.
+    `led_catalog()` returns the catalog while this node leads it, else None. The copy may be outdated, for
+    example after an election: then the catalog refuses each step. Call `changed()` whenever the catalog has
+    changed, or this node has begun or ceased to lead it.
     """
 
     def __init__(
@@ -69,11 +71,11 @@ class RouteDriver:
         self._phases = {"preparing": [0, 0], "closing": [0, 0]}
 
     def changed(self) -> None:
-        """Look at the catalog soon."""
+        """Wake the driver: the catalog, or its leadership, has changed."""
         self._changed.set()
 
     def progress_of(self, topic: str) -> RouteProgress:
-        """Return the progress of a topic's changes."""
+        """Return what the topic's change waits for, and why the last one was cancelled, if known here."""
         return self._progress.get(topic, RouteProgress())
 
     def statistics(self) -> dict[str, Any]:
@@ -107,7 +109,7 @@ class RouteDriver:
     # -- one change --------------------------------------------------------------------------
 
     async def _drive(self, topic: str, change: RouteChange) -> None:
-        """Carry one change on until it is over, or this node leads the catalog no longer."""
+        """Drive one change until it is done or cancelled, or this node no longer leads the catalog."""
         _log.info("%s: change %d is %s", topic, change.id, change.state)
         driven = self._watched[change.id] = _Driven(self, topic, change)
         try:
@@ -118,7 +120,7 @@ class RouteDriver:
             self._changed.set()
 
     def current(self, topic: str, change_id: int) -> tuple[Catalog, CatalogState, RouteChange] | None:
-        """Return the catalog and a change; None when the change is over, or this node no longer drives it."""
+        """Return the catalog, its state and a change; None if the change is over or another node leads."""
         catalog = self._led_catalog()
         if catalog is None:
             return None
@@ -134,17 +136,17 @@ class RouteDriver:
         self._counts["done" if done else "cancelled"] += 1
 
     def note_phase(self, phase: str, ms: int) -> None:
-        """Count the end of a phase."""
+        """Count the end of a phase (`preparing` or `closing`) of a change, and the `ms` that it took."""
         self._phases[phase][0] += 1
         self._phases[phase][1] += ms
 
     def note(self, topic: str, change_id: int, waits_for: Iterable[str]) -> None:
-        """Remember what a change waits for."""
+        """Remember, for `progress_of`, what a change waits for."""
         known = self._progress.pop(topic, RouteProgress())
         self._remember(topic, msgspec.structs.replace(known, id=change_id, waits_for=list(waits_for)))
 
     def note_cancelled(self, topic: str, change_id: int, because: Iterable[str]) -> None:
-        """Remember why a change was cancelled."""
+        """Remember, for `progress_of`, what a change waited for when it was cancelled."""
         self._remember(topic, RouteProgress(cancelled=change_id, because=list(because)))
 
     def _remember(self, topic: str, progress: RouteProgress) -> None:
@@ -156,17 +158,20 @@ class RouteDriver:
     # -- questions ---------------------------------------------------------------------------
 
     def now_ms(self) -> int:
-        """Return the monotonic clock."""
+        """Return the time of the monotonic clock in ms."""
         return self._clock.monotonic_ms()
 
     def wall_ms(self) -> int:
-        """Return the wall clock."""
+        """Return the wall-clock time in ms since the epoch."""
         return self._clock.wall_ms()
 
     async def ask(
         self, state: CatalogState, topic: str, change: RouteChange, *, hold: bool, drop: bool
     ) -> plan.Round:
-        """Ask all replicas of a change's partitions, and return the answers of leaders."""
+        """Ask all replicas of a change's inputs and outputs for their state; return the leaders' answers.
+
+        `hold` and `drop` are requests to the inputs, as in `PartitionQuestion`.
+        """
         asked_ms = self.now_ms()
         questions = {}
         inputs = [each.number for each in change.inputs]
@@ -208,7 +213,7 @@ class RouteDriver:
 
 
 class _Driven:
-    """One change while it is driven: what was asked last, and since when no leader has answered."""
+    """The driving of one change: what its inputs were asked last, and when their leaders last answered."""
 
     def __init__(self, driver: RouteDriver, topic: str, change: RouteChange) -> None:
         self._driver = driver
@@ -226,11 +231,11 @@ class _Driven:
 
     @property
     def closing_ms(self) -> int:
-        """For how long the change is closing, as seen by this node; 0: it is not."""
+        """How long, in ms, this node has seen the change `closing`; 0 if it is not."""
         return self._driver.now_ms() - self._phase_ms if self._phase == "closing" else 0
 
     async def run(self) -> None:
-        """Ask and decide until the change is over, or another node leads the catalog."""
+        """Poll inputs and outputs, and act, until the change is over or another node leads the catalog."""
         while True:
             found = self._driver.current(self._topic, self._id)
             if found is None:
@@ -259,7 +264,7 @@ class _Driven:
             self._driver.note(self._topic, 0 if not phase else self._id, ())
 
     async def _prepare(self, catalog: Catalog, state: CatalogState, change: RouteChange) -> bool:
-        """Take one round; return whether the next one begins at once."""
+        """Ask one round of questions and act on it; return whether the next round begins without a pause."""
         driver = self._driver
         last = await driver.ask(state, self._topic, change, hold=self._hold, drop=self._drop)
         now_ms = driver.now_ms()
@@ -298,7 +303,7 @@ class _Driven:
         return True
 
     async def _await_seals(self, state: CatalogState, change: RouteChange) -> None:
-        """Look at what a closing change waits for. Its inputs are sealed by their leaders."""
+        """Note what a closing change waits for. The leaders of its inputs seal them by themselves."""
         last = await self._driver.ask(state, self._topic, change, hold=True, drop=False)
         waits_for = plan.waits_of_closing(change, last)
         self._driver.note(self._topic, self._id, waits_for)

@@ -1,11 +1,12 @@
 """Questions about the lineage of a topic's partitions, answered from the topic's record.
 
 A change of a topic's route ends its *inputs* and begins its *outputs* over the same logical partitions
-(`membership.route_rules`). The *ancestors* of a partition are its inputs, and theirs. The records of a key
-lie in the ancestors of the partition that holds it now, oldest first, and then in that partition.
+(`membership.route_rules`). The *ancestors* of a partition are its inputs, the inputs of these, and so on. The
+records of a key lie in the ancestors of the partition that holds it now, oldest first, and then in that
+partition.
 
 The answers follow from one `TopicRecord`, which may be an old copy. `done` changes and reported seals never
-change, so what an old copy says of them is true; it may lack the newest.
+change, so what an old copy says of them is true; it may lack the newest changes.
 """
 
 from __future__ import annotations
@@ -20,7 +21,11 @@ State = Status | Literal["reclaimed"]
 
 
 def order_setting_of(topic: TopicRecord) -> Literal["strict", "weak"]:
-    """Return the order that changes of a topic's route keep, by its settings."""
+    """Return the topic's setting `order`: how a change of its route keeps the order of a key's records.
+
+    With "strict" a consumer must have read the inputs to their ends before it reads an output; with "weak" it
+    may read an output at once.
+    """
     return "weak" if topic.settings.get("order") == "weak" else "strict"
 
 
@@ -33,20 +38,22 @@ def origin_of(topic: TopicRecord, number: int) -> RouteChange | None:
 
 
 def end_change_of(topic: TopicRecord, number: int) -> RouteChange | None:
-    """Return the change that ends a partition, under way or done; None if none does."""
+    """Return the change of the route that ends a partition, under way or done; None if there is none."""
     return next((each for each in _changes(topic) if number in [held.number for held in each.inputs]), None)
 
 
 def seal_of(topic: TopicRecord, number: int) -> Seal | None:
-    """Return the final end of a partition; None while its leader has not reported one."""
+    """Return the seal of a partition (its final end); None until its leader has reported one."""
     change = end_change_of(topic, number)
     return None if change is None else change.seals.get(number)
 
 
 def state_of(topic: TopicRecord, number: int) -> State:
-    """Return whether a partition waits for its opening, takes records, is ended, or is gone.
+    """Return the state of a partition in the topic's routes.
 
-    `sealing`: its change is closing, so that its leader seals it, or has.
+    `waiting`: it is an output of a change that is not done. `open`: it takes records. `sealing`: a closing
+    change ends it, and its leader has not reported the seal. `sealed`: its end is recorded. `reclaimed`: it
+    was deleted.
     """
     origin, end = origin_of(topic, number), end_change_of(topic, number)
     if number not in topic.all_numbers:
@@ -59,16 +66,16 @@ def state_of(topic: TopicRecord, number: int) -> State:
 
 
 def opened_in(topic: TopicRecord, number: int) -> int:
-    """Return the version of the route from which on a partition takes records; 0: from the beginning.
+    """Return the version of the first route in which a partition takes records; 0 for the topic's first.
 
-    0 also if the change that made it is forgotten, as it is older than all that are kept.
+    Also 0 if the change that made it is no longer recorded: it is older than all that are recorded.
     """
     origin = origin_of(topic, number)
     return 0 if origin is None else origin.version
 
 
 def outputs_of(topic: TopicRecord, number: int) -> list[int]:
-    """Return the partitions that follow a partition, in the order of their ranges; also those reclaimed.
+    """Return the partitions that replaced a partition, in the order of their ranges; also those reclaimed.
 
     Empty until the change is done.
     """
@@ -79,7 +86,7 @@ def outputs_of(topic: TopicRecord, number: int) -> list[int]:
 
 
 def inputs_of(topic: TopicRecord, number: int) -> list[int]:
-    """Return the partitions that a partition follows, in the order of their ranges; also those reclaimed."""
+    """Return the partitions that a partition replaces, in the order of their ranges; also those reclaimed."""
     origin = origin_of(topic, number)
     return [] if origin is None else [each.number for each in origin.inputs]
 
@@ -90,7 +97,7 @@ def ancestors_of(
     """Return the ancestors of a partition that are not reclaimed, oldest first.
 
     With `logical` only those that held this logical partition. With `only_strict` only those that a consumer
-    must have read to their ends before it reads this partition: a change with weak order asks for nothing.
+    must have read to their ends before it reads this partition: the inputs of changes with strict order.
     """
     there = set(topic.all_numbers)
     found: list[int] = []
@@ -112,9 +119,9 @@ def ancestors_of(
 
 
 def descendants_of(topic: TopicRecord, number: int) -> list[int]:
-    """Return the partitions that follow a partition, and those that follow these; each after its inputs.
+    """Return the partitions that replaced a partition, those that replaced these, and so on.
 
-    Also those reclaimed; of changes that are done.
+    Each comes after its inputs. Reclaimed ones are included. Only changes that are done are considered.
     """
     found: list[int] = []
     wanted = {number}
@@ -127,9 +134,10 @@ def descendants_of(topic: TopicRecord, number: int) -> list[int]:
 
 
 def ended_ranges(topic: TopicRecord, *, since_ms: int) -> list[KeyRange]:
-    """Return the partitions that changes have ended and that are not reclaimed, oldest first.
+    """Return the ranges of the partitions that changes have ended and that are not reclaimed, oldest first.
 
-    Those sealed before `since_ms` are left out. Of a change with force some may not be sealed yet.
+    Those sealed before `since_ms` (ms since the epoch) are left out. After a forced change some may not be
+    sealed yet: these are included.
     """
     there = set(topic.all_numbers)
     found: list[KeyRange] = []
@@ -142,7 +150,7 @@ def ended_ranges(topic: TopicRecord, *, since_ms: int) -> list[KeyRange]:
 
 
 def generations(topic: TopicRecord) -> list[list[int]]:
-    """Return the partitions that take records, or did, in groups: each after all of its ancestors."""
+    """Return the partitions that take or took records, in groups; ancestors are in earlier groups."""
     depth: dict[int, int] = {}
     for change in _changes(topic):
         below = 1 + max(depth.get(each.number, 0) for each in change.inputs)
@@ -154,7 +162,7 @@ def generations(topic: TopicRecord) -> list[list[int]]:
 
 
 class Lineage(NamedTuple):
-    """The place of one partition in its topic's routes. `inputs` and `outputs` are as the functions say."""
+    """One partition's key range, status, predecessors (`inputs_of`) and successors (`outputs_of`)."""
 
     range: KeyRange
     status: Status

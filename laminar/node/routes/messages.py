@@ -1,6 +1,6 @@
 """Messages between nodes about a change of a topic's route, beside the catalog's commands.
 
-All of it is sent only while a change is under way, so only to programs that know it (docs/upgrading.md).
+They are sent only while a change is under way, so only to programs that know them (docs/upgrading.md).
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ import msgspec
 
 
 class RouteProgress(msgspec.Struct, frozen=True):
-    """The catalog leader's knowledge of a topic's changes that the catalog does not record.
+    """What the change of a topic's route waits for, and why the last one was cancelled.
 
-    A new leader begins without it.
+    Only the catalog's leader has this, in memory: the catalog does not record it, and a new leader begins
+    without it.
     """
 
     id: int = 0
@@ -32,10 +33,10 @@ SYNCED_SEAL = "route_synced_seal"
 
 
 class PartitionQuestion(msgspec.Struct, frozen=True, array_like=True):
-    """Ask a replica of an input or output what prevents the change from closing.
+    """Ask a replica of an input or output of a change what prevents the change from closing.
 
-    For `hold_ms` its leader begins no transaction and no upload (0: it begins them). With `drop` it drops
-    those that are under way and not prepared.
+    If the replica leads, it begins no transaction and no upload for `hold_ms` (0: no restriction), and with
+    `drop` drops those that are under way and not prepared.
     """
 
     group: bytes
@@ -44,7 +45,7 @@ class PartitionQuestion(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PartitionAnswer(msgspec.Struct, frozen=True, array_like=True):
-    """The answer of a replica; only that of a leader says more."""
+    """A replica's answer to a `PartitionQuestion`; if it does not lead, all fields have their defaults."""
 
     leads: bool = False
     under_way: int = 0
@@ -56,13 +57,13 @@ class PartitionAnswer(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SealQuestion(msgspec.Struct, frozen=True, array_like=True):
-    """Ask a replica of an input to sync its log, and for the seal that is synced in it then."""
+    """Ask a replica of an input to sync its log; it answers with the seal (the last entry) in its log."""
 
     group: bytes
 
 
 class SealAnswer(msgspec.Struct, frozen=True, array_like=True):
-    """Index and term of the seal that a replica has synced; both 0: none."""
+    """The index and term of the seal in a replica's log, once it is on its disk; both 0 if there is none."""
 
     index: int = 0
     term: int = 0

@@ -1,12 +1,13 @@
 """The next step of a change of a topic's route that is under way: a decision, as a pure function.
 
-The catalog's leader asks the leaders of the inputs and outputs in rounds, and decides by one round: a change
-closes when all inputs are ready *at once*, so that their seals are milliseconds apart. Ready means that
-nothing is staged or prepared there; and, in that round, that nothing new begins (`hold`). What was begun goes
-on, so each input becomes ready at some time, or the change is cancelled at the end of its `wait_ms`. Nothing
-is harmed before `close`.
+A change replaces its *inputs* (partitions that are sealed) by its *outputs* (new partitions over the same
+keys). The catalog's leader polls the leaders of both in rounds, and decides from one round: the change closes
+when all inputs are ready *at the same time*, so that their seals are milliseconds apart. An input is ready if
+no transaction or upload is under way there, and none may begin for a while, because the round asked the input
+to *hold*. What has begun goes on, so each input becomes ready at some time, or the change is cancelled at the
+end of its `wait_ms`. Until it is closed a change can be cancelled without harm.
 
-None of it is needed for what a change promises (docs/routes.md): these rules keep waits short.
+What a change promises (docs/routes.md) does not depend on these rules: they keep waits short.
 """
 
 from __future__ import annotations
@@ -44,9 +45,11 @@ Action = Literal["wait", "close", "cancel"]
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One round of questions: when it was asked, and the answers of leaders, by partition.
+    """One poll of a change's inputs and outputs, from which `decide` tells whether the change may close.
 
-    `held` and `dropped` say what the inputs were asked to do: to hold, and to drop what is not prepared.
+    `asked_ms` is when the poll began (monotonic clock); `answers` has the answer of each partition's leader,
+    by the partition's number. `held` says whether the poll asked the inputs to hold (begin no transaction or
+    upload for `HOLD_MS`); `dropped`, whether it asked them to drop those that are not prepared.
     """
 
     asked_ms: int
@@ -57,7 +60,10 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What to do after a round, and how to ask in the next one; `waits_for` is text for people."""
+    """The action to take after a round, and what the next round asks of the inputs (`hold`, `drop`).
+
+    `waits_for` has the reasons for waiting or cancelling, as text for people.
+    """
 
     action: Action
     waits_for: tuple[str, ...]
@@ -76,10 +82,10 @@ def decide(
     elapsed_ms: int,
     now_ms: int,
 ) -> Decision:
-    """Return what a change that is `preparing` needs after a round.
+    """Return whether a `preparing` change is to wait, close or be cancelled after the round `last`.
 
-    `creating` are the outputs that are not made yet; `silent_ms` says for how long no leader of a partition
-    has answered. `elapsed_ms` is the time since the change began.
+    `creating` are the outputs that some node has still to create; `silent_ms` says, by input, for how long no
+    leader of it has answered. `elapsed_ms` is the time since the change began, `now_ms` the monotonic clock.
     """
     making = _making(change, last, creating)
     absent, busy = _inputs(change, last, silent_ms)
@@ -101,7 +107,7 @@ def decide(
 
 
 def waits_of_closing(change: RouteChange, last: Round) -> tuple[str, ...]:
-    """Return what a change that is `closing` waits for: the seals that are not reported."""
+    """Return which seals a `closing` change waits for: one text for people for each unsealed input."""
     found = []
     for held in change.inputs:
         if held.number in change.seals:
@@ -117,7 +123,7 @@ def waits_of_closing(change: RouteChange, last: Round) -> tuple[str, ...]:
 
 
 def _making(change: RouteChange, last: Round, creating: Collection[int]) -> list[str]:
-    """Return what the outputs still need."""
+    """Return, as texts for people, what is missing before the outputs can take records."""
     found = []
     for output in change.outputs:
         answer = last.answers.get(output.number)

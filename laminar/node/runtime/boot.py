@@ -45,12 +45,12 @@ def role_name(role: Role) -> str:
 
 
 def node_roles(shards: int) -> list[Role]:
-    """Return every child of a node with that many shards, in the order of `role_number`."""
+    """Return the roles of all children of a node with that many shards, in the order of `role_number`."""
     return [CONTROLLER, *range(shards)]
 
 
 class Addresses(msgspec.Struct, frozen=True, kw_only=True):
-    """The addresses of a node. `host` is the one given to others, not the one that is bound."""
+    """The addresses of a node. `host` is the one given to other nodes, not the one that is bound."""
 
     host: str
     gossip_host: str
@@ -88,8 +88,8 @@ class StatusBoard:
     """The status of a node's children in shared memory: one page, made before the first fork.
 
     Only the supervisor writes. Every child can read it at any time, so any shard can answer for the whole
-    node, even one that has just been restarted: over a pipe, all earlier changes would have to be sent to it
-    again.
+    node, even one that has just been restarted. (Over a pipe, all earlier changes would have to be sent
+    again.)
     """
 
     _LINE = struct.Struct("<III")
@@ -99,16 +99,16 @@ class StatusBoard:
         self._page = mmap.mmap(-1, max(4096, len(self._roles) * self._LINE.size))
 
     def write(self, role: Role, *, state: ChildState, pid: int, restarts: int) -> None:
-        """Set a role's line. Supervisor only."""
+        """Set the status of a role. Supervisor only."""
         self._LINE.pack_into(self._page, role_number(role) * self._LINE.size, state, pid, restarts)
 
     def read(self, role: Role) -> ChildStatus:
-        """Return a role's line. Some of its numbers may be older than others while the supervisor writes."""
+        """Return the status of a role. While the supervisor writes it, some of its numbers may be older."""
         state, pid, restarts = self._LINE.unpack_from(self._page, role_number(role) * self._LINE.size)
         return ChildStatus(role=role, state=ChildState(state), pid=pid, restarts=restarts)
 
     def read_all(self) -> list[ChildStatus]:
-        """Return every role's line, the controller's first."""
+        """Return the status of every role, the controller's first."""
         return [self.read(role) for role in self._roles]
 
 
@@ -130,7 +130,7 @@ class ChildSockets:
 
 @dataclass(slots=True, kw_only=True)
 class Boot:
-    """The values that a child starts with: everything that it cannot find out by itself."""
+    """The values that a child process starts with: everything that it cannot find out by itself."""
 
     settings: Settings
     data_directory: str
@@ -201,7 +201,7 @@ class Boot:
         return node_roles(self.shards)
 
     def unix_name(self, role: Role, purpose: str = "peer") -> str:
-        """Return the abstract Unix socket on which `role` of this node serves its siblings.
+        """Return the name of the abstract Unix socket on which `role` of this node serves its siblings.
 
         The name is without the leading zero byte.
         """
@@ -210,7 +210,7 @@ class Boot:
     async def join_cluster(self, cluster_id: bytes, epoch: bytes = b"") -> None:
         """Record the cluster's id in the data folder, durably: the node belongs to it from now on.
 
-        The controller alone calls it, when it has joined, and when it has founded group 0 of a new cluster.
+        Only the controller calls this, after it has joined a cluster or has founded group 0 of a new one.
         """
         await asyncio.get_running_loop().run_in_executor(None, self.record_cluster, cluster_id, epoch)
         self.cluster_id, self.epoch = cluster_id, epoch
@@ -235,7 +235,7 @@ class Boot:
         self.has_peers = True
 
     async def keep_folder_version(self, version: int) -> None:
-        """Record durably that older programs can't use the data folder any more (controller only).
+        """Record, durably, that programs without this code version can't use the folder (controller only).
 
         Raises:
             StorageError: it could not be written.
@@ -254,7 +254,7 @@ class Boot:
         self.report_fd = -1
 
     async def until_shared_port_listens(self) -> None:
-        """Wait until the supervisor listens on the shared port; also ends when the supervisor does."""
+        """Wait until the supervisor listens on the shared port; return also if the supervisor has ended."""
         loop = asyncio.get_running_loop()
         ended = asyncio.Event()
         loop.add_reader(self.shared_port_fd, ended.set)

@@ -1,7 +1,7 @@
 """A process's view of the cluster: a copy of the catalog, and the nodes that are alive.
 
 The controller makes this view and pushes it to the node's shards whenever it changes; a shard never asks the
-catalog on the data path. A view may lag. It answers questions, and makes no decision.
+catalog on the data path. A view may lag behind the catalog, so nothing is decided from it alone.
 """
 
 from __future__ import annotations
@@ -52,7 +52,10 @@ class ViewMessage(msgspec.Struct, array_like=True):
 
 
 class ViewUpdate(msgspec.Struct, array_like=True):
-    """The change of a view within one `epoch`: a delta of its catalog, and the present values of all else."""
+    """The change from one view to the next: a delta of the catalog, and the new values of all other fields.
+
+    Both views are of one `epoch`: no recovery of the catalog lies between them.
+    """
 
     catalog: CatalogDelta
     statuses: dict[str, str]
@@ -81,7 +84,7 @@ class ViewUpdate(msgspec.Struct, array_like=True):
         """Return the view after this change.
 
         Raises:
-            VersionGap: the view is not the one that this changes.
+            VersionGap: the change belongs to another view (of another epoch or version).
         """
         if view.epoch != self.epoch:
             raise VersionGap(view.catalog.version, self.catalog.since)
@@ -98,7 +101,7 @@ class ViewUpdate(msgspec.Struct, array_like=True):
 
 
 class View:
-    """Read-only answers about nodes, topics and addresses."""
+    """A process's copy of the cluster's metadata: answers questions about nodes, topics and addresses."""
 
     def __init__(self, *, node: str, unix_name: Callable[[Role], str]) -> None:
         self.node = node
@@ -110,7 +113,7 @@ class View:
 
     @property
     def is_confirmed(self) -> bool:
-        """Whether the catalog is as new as this node's start: what it lacks does not exist."""
+        """Whether the view is at least as new as this node's start, so what it lacks did not exist then."""
         return self.message is not None and self.message.confirmed
 
     @property
@@ -213,5 +216,5 @@ class View:
 
 
 def host_in_url(host: str) -> str:
-    """Return a host as a URL has it: IPv6 in brackets."""
+    """Return a host as it is written in a URL: an IPv6 address in brackets."""
     return f"[{host}]" if ":" in host else host

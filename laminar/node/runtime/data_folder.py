@@ -40,7 +40,7 @@ class IdentityError(Exception):
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
-    """The identity of a folder: written when it is formatted, and again at each start and each change."""
+    """The content of a data folder's identity file, which each start and each change writes again."""
 
     format_version: int
     """The code version that a program must know to use the folder: the highest that the cluster is known to
@@ -74,7 +74,7 @@ class DataFolder:
         self._lock = lock
 
     def close(self) -> None:
-        """Release this process's hold of the lock."""
+        """Close this process's descriptor of the lock; the last process to do so releases the lock."""
         self._lock.close()
 
     def read_identity(self) -> Identity:
@@ -87,14 +87,15 @@ class DataFolder:
         return identity
 
     def record_epoch(self, epoch: bytes) -> None:
-        """Record the epoch: the recovery of the catalog that the cluster goes on from. Durable on return."""
+        """Record the epoch, which names the last recovery of the cluster's catalog. Durable on return."""
         self.identity = msgspec.structs.replace(self.read_identity(), epoch=epoch)
         _write(self.disk, self.directory, self.identity)
 
     def record_cluster(self, cluster_id: bytes, epoch: bytes = b"") -> None:
         """Record the cluster that the node belongs to; durable on return.
 
-        This ends founding. A node that has a cluster already keeps its epoch.
+        From now on the node can no longer found a cluster of its own. If it has this cluster already, it
+        keeps its epoch.
 
         Raises:
             IdentityError: the node belongs to another cluster already.
@@ -134,7 +135,7 @@ class DataFolder:
             _write(self.disk, self.directory, self.identity)
 
     def read_ports(self) -> Ports | None:
-        """Return the ports that the system chose for an earlier start; None if it never did."""
+        """Return the ports that the system chose at an earlier start; None if none are recorded."""
         payload = Document(self.disk, self.directory, "ports").read()
         return None if payload is None else msgspec.msgpack.decode(payload, type=Ports)
 
@@ -159,7 +160,7 @@ class DataFolder:
         self.disk.sync_directory(self.directory)
 
     def remove_node_file(self) -> None:
-        """Remove `node.json`: the node can't be reached any more."""
+        """Remove `node.json`, because the node can no longer be reached."""
         self.disk.unlink(os.path.join(self.directory, _NODE_FILE))
 
 

@@ -1,8 +1,8 @@
 """The environment of a node's process: disk, clocks, randomness, connections, gossip.
 
-`Environment` is the machine itself. The simulator passes in another, in which the same controllers and shards
-run through years in simulated time; a test of real processes passes in one whose disk loses what is not
-synced. Nothing here decides anything.
+`Environment` itself gives access to the real machine. The simulator passes in a subclass in which the same
+controllers and shards run through years of simulated time; a test of real processes passes in one whose disk
+loses what is not synced. Nothing here decides anything.
 """
 
 from __future__ import annotations
@@ -48,7 +48,10 @@ class Environment:
     def storage(
         self, store: str, logs_directory: str, *, settings: StorageSettings, forget: bool = False
     ) -> Storage:
-        """Recover a store directory, and return it open. Blocks. `forget` as in `recover_store`."""
+        """Recover a store directory, and return it open. Blocks.
+
+        `forget` lets the recovery go on if the manifest is lost (see `recover_store`).
+        """
         return Storage.open(self.disk, store, logs_directory, settings=settings, forget=forget)
 
     async def read_bytes(self, path: str, position: int, size: int) -> bytes:
@@ -74,7 +77,7 @@ class Environment:
         enabled: Callable[[], int],
         rng: random.Random,
     ) -> Transport:
-        """Return the connections to the other processes. Call it in the loop of the process."""
+        """Return a transport to the other processes (see `Transport`). Call it in the loop of the process."""
         return Transport(
             cluster_id=cluster_id,
             node=node,
@@ -104,8 +107,8 @@ class Environment:
     ) -> list[Address]:
         """Return controllers' addresses of the cluster that answers at one of `joins`; [] if none answers.
 
-        `secrets` are the cluster's, of which the first is proven to it. With `certificates` they are
-        asked over TLS. `tell` gets a sentence for each that does not answer as a node.
+        The request carries a proof of the first of `secrets`. With `certificates` it goes over TLS. `tell`
+        gets a sentence for each of `joins` that does not answer as a node.
         """
         # Here and not at the top: it brings an HTTP client, which most processes never need.
         from laminar.node.runtime.join import find_controllers
@@ -121,5 +124,5 @@ class Environment:
         return await find_cluster(joins, secrets=secrets, certificates=certificates)
 
     def trace(self, name: str) -> Trace | None:
-        """Return the observer of the Raft core of replica `name`; None for none."""
+        """Return the observer of the Raft core of replica `name`; None without one."""
         return None

@@ -32,7 +32,7 @@ TIMEOUT_S = 2.0
 
 
 class Join(msgspec.Struct, frozen=True):
-    """A node's request to join the cluster. `former` as in `membership.records.RegisterNode`."""
+    """A node's request to join the cluster. `former` are the boot records of its folder's earlier starts."""
 
     record: NodeRecord
     former: list[BootRecord] = []
@@ -69,9 +69,10 @@ async def find_controllers(
     certificates: Certificates | None = None,
     tell: Callable[[str], None],
 ) -> list[Address]:
-    """Return the controllers' addresses, by the first of `joins` (HTTP `host:port`) that answers; else [].
+    """Return the controllers' addresses, from the first of `joins` (HTTP `host:port`) that answers; else [].
 
-    With the cluster's secret it is proven, as members answer no one else without a token. `tell` gets a
+    With `secrets` the request carries a proof of the secret, because members give the addresses only to nodes
+    that know it, or to clients with a token. `tell` gets a
     sentence for each of `joins` that did not answer as a node. With `certificates` they are asked over TLS,
     and their certificate must name the host of `joins`.
     """
@@ -86,7 +87,7 @@ async def find_controllers(
 async def find_cluster(
     joins: Sequence[str], *, secrets: Keyring, certificates: Certificates | None = None
 ) -> bytes | None:
-    """Return the cluster's id, by the first of `joins` (HTTP `host:port`) that answers; else None."""
+    """Return the cluster's id, from the first of `joins` (HTTP `host:port`) that answers; else None."""
     cluster = await _ask(joins, secrets, certificates, _log.debug)
     try:
         return bytes.fromhex(cluster.cluster_id) if cluster is not None and cluster.cluster_id else None
@@ -132,7 +133,7 @@ async def _ask(
 
 
 def _proofs(keys: Keys | None) -> Iterator[dict[str, str]]:
-    """Yield the headers to ask with, one after the other until one is accepted."""
+    """Yield the request headers to try one after the other, until one is accepted."""
     if keys is None:
         yield {}
         return

@@ -1,9 +1,9 @@
 """The proof with which a node that joins asks a member for the cluster's nodes.
 
-It has no token. It shows that it knows the cluster's secret, by an HMAC over the time, which the member takes
-within `VALID_MS`. A proof that is seen on the way lets another read the list of nodes for as long, and
-nothing else. Members before code version 7 know only the proof under the secret itself: a node that joins
-shows that one where the other is refused, and members accept both.
+Such a node has no token. It shows that it knows the cluster's secret, by an HMAC over the time, which the
+member accepts for `VALID_MS`. An eavesdropper who sees the proof can read the list of nodes for as long, and
+nothing else. Members before code version 7 only know the proof made with the secret itself: a joining node
+sends that one if the newer one is refused, and members accept both.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _PROOF: Final = re.compile(rf"{SCHEME} ([0-9]{{1,15}}) ([0-9a-f]{{64}})", re.ASC
 def authorization(keys: Keys, *, now_ms: int, older: bool = False) -> str:
     """Return the header `Authorization` of a node that knows the secret.
 
-    `older`: with the proof that members before code version 7 know.
+    With `older` it carries the proof that members before code version 7 know.
     """
     return f"{SCHEME} {now_ms} {_proof(keys.secret if older else keys.join, str(now_ms))}"
 
 
 def valid_until_ms(text: str, secrets: Sequence[Keys], *, now_ms: int) -> int:
-    """Return until when a header proves one of the secrets; 0 if it does not."""
+    """Return when the proof in an `Authorization` header expires (ms since the epoch); 0 if it is invalid."""
     found = _PROOF.fullmatch(text)
     if found is None:
         return 0

@@ -7,10 +7,10 @@ evenly. It is not `port mod shards`, because Linux's `connect` gives out even po
 goes to the shard that owns the datagram's partition. The program's answer is a position in the kernel's list
 of that port's sockets. They are listed in the order in which they began to listen (UDP: were bound), and when
 one is closed, the last takes its position. Hence they begin to listen in shard order, and are kept while
-children come and go. Where the program's answer is no position in the list, the kernel chooses one by itself.
+children come and go. If the program's answer is no position in the list, the kernel itself chooses a socket.
 
-Each shard has a port of its own too, and each process one for its peers. The protocols on them are not known
-here.
+Each shard also has a port of its own, and each process a port for its peers. What is spoken on these ports is
+not known here.
 
 Ports of peers listen from the start, as Raft needs them. Those of HTTP are held: bound, so that no other
 program can have them, but refusing connections until the node can answer (`laminar.node.shard.http_ports`).
@@ -43,7 +43,7 @@ _TRIES = 8
 
 
 class Ports(msgspec.Struct, frozen=True, kw_only=True):
-    """The ports of a node, kept in its data folder when the system chose them. 0: not chosen yet."""
+    """The ports of a node, stored in its data folder if the system chose them; 0 is a port not chosen yet."""
 
     shared: int
     own: tuple[int, ...]
@@ -52,7 +52,7 @@ class Ports(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def plan_ports(port: int, shards: int, kept: Ports | None) -> Ports:
-    """Return the ports to bind: counted from `port`; if that is 0, the `kept` ones, and 0 for all others."""
+    """Return the ports to bind: counted from `port`, or for 0 the `kept` ones, with 0 for all others."""
     assert shards >= 1, f"{shards} shards"
     if port:
         return Ports(
@@ -96,9 +96,9 @@ class NodeSockets:
         )
 
     def addresses(self, host: str, *, gossip: str = "") -> Addresses:
-        """Return the ports with `host`, the name that other nodes and clients are given.
+        """Return the node's addresses: its ports, and `host`, the name for other nodes and clients.
 
-        `gossip` is the numeric address that gossip is sent to; if empty, it is found out.
+        `gossip` is the numeric address that gossip is sent to; if it is empty, it is determined here.
 
         Raises:
             OSError: no address is known at which others reach the gossip socket; its text says why.
@@ -128,8 +128,8 @@ class NodeSockets:
     def stop_listening(self, role: Role) -> None:
         """Refuse connections to a child that is not started again; its ports stay bound.
 
-        On the shared port the other shards get them. A socket that listened on would have the kernel accept
-        what is never answered.
+        On the shared port the other shards get them. If its socket went on listening, the kernel
+        would accept connections that are never answered.
         """
         kept = self.for_child(role)
         for sock in (kept.http_shared, kept.http_own, kept.peer):
@@ -160,7 +160,7 @@ class NodeSockets:
                 sock.close()
 
     def close(self) -> None:
-        """Close every socket: the node ends."""
+        """Close every socket, because the node ends."""
         for sock in self._all():
             sock.close()
 
@@ -171,8 +171,8 @@ class NodeSockets:
 def open_sockets(host: str, ports: Ports) -> NodeSockets:
     """Bind the sockets of a node; listen on those for peers, and hold those for HTTP.
 
-    A kept port may have been taken since, by any outgoing connection; callers that don't insist on it use
-    `open_kept_sockets`.
+    A port of the last start may have been taken since, by any outgoing connection; a caller that can do with
+    other ports uses `open_kept_sockets`.
 
     Raises:
         OSError: a requested port is taken; its text names host and port.
@@ -220,8 +220,9 @@ def _hold(sock: socket.socket) -> None:
     """Keep a bound port from all other programs although it does not listen.
 
     Of programs that set SO_REUSEADDR, the kernel lets several bind a port as long as none listens, and the
-    first that listens wins. So it must be set for `bind`, as connections of the last start may linger; and
-    not any more when another binds. The kernel looks at that again only at a port that has listened once.
+    first that listens wins. So the option must be set for our `bind`, because connections of the last start
+    may linger, and cleared before another program binds. The kernel heeds the change only on a port that has
+    listened once.
     """
     try:
         sock.listen(0)
@@ -280,9 +281,9 @@ def _open_any(host: str, shards: int) -> NodeSockets:
 def gossip_host(sock: socket.socket, host: str) -> str:
     """Return the numeric address at which the other nodes reach a gossip socket.
 
-    It is `host`, the node's host as others are given it, if that is numeric, else the address that the socket
-    is bound to: the name may lead to an earlier address of this node still. Only if it is bound to all
-    addresses the name is looked up.
+    `host` is the node's host as other nodes are given it. If it is numeric it is returned; if it is a name,
+    the address that the socket is bound to, because the name may still lead to an earlier address of this
+    node. The name is looked up only if the socket is bound to all addresses.
 
     Raises:
         OSError: the name has no address, or one of the loopback.

@@ -1,12 +1,13 @@
 """Decides whose Raft messages a process takes into account (docs/consensus.md#a-folder-that-goes-back).
 
-A message does not count when its sender's node is unknown here, or when that node's data folder is an older
+A message is dropped if its sender's node is unknown here, or when that node's data folder is an older
 copy of itself: such a copy has forgotten votes and acknowledgements that this process may rely on. A peer
-shows the boot history of its folder (`membership.boot_history`) in the handshake; it is compared with the
+shows the boot history of its folder (`membership.boot_history`) in the handshake. It is compared with the
 newest start of that node known here, from the catalog or from an earlier handshake. A node that was removed
-from the cluster may come back with another folder: what is known of the former one then says nothing. So a
-peer shows its folder's id, too, which an older program does not. The catalog here may be so old that it has
-the former folder; and a former folder may come back, when the catalog has named it as removed.
+from the cluster may come back with another folder, to which the starts of the former one do not apply. So a
+peer also shows its folder's id (an older program does not). Two cases need care: the catalog here may be so
+old that it names the former folder; and a former folder may come back after the catalog has named it as
+removed.
 """
 
 from __future__ import annotations
@@ -23,11 +24,12 @@ _log = logging.getLogger("laminar.process")
 
 
 class PeerAdmission:
-    """The decision for one process. `node` is its own node.
+    """Decides, in one process, which peers' Raft messages are accepted. `node` is its own node.
 
-    `knows(node)` says whether this process has heard of a node. `known_boot(node)` is the boot record of the
-    node's newest start that the catalog has named to this process, `known_store(node)` the id of its folder;
-    None if it has named none. `is_removed(store)`: by the catalog, the folder is of a node that was removed.
+    `knows(node)` says whether this process has heard of a node. `known_boot(node)` returns the newest boot
+    record of the node, and `known_store(node)` the id of its folder, as the catalog has named them to this
+    process; None if it has named none. `is_removed(store)` says whether the catalog lists the folder with
+    this id as a removed node's.
     """
 
     def __init__(
@@ -53,7 +55,7 @@ class PeerAdmission:
         self._verdicts: dict[tuple[str, int], tuple[Peer, BootRecord | None, bool]] = {}
 
     def admits(self, peer: Peer) -> bool:
-        """Return whether Raft messages of `peer` count here."""
+        """Return whether this process accepts Raft messages of `peer`."""
         if peer.node == self._node:
             return True
         verdict = self._verdicts.get((peer.node, peer.role))
@@ -89,9 +91,10 @@ class PeerAdmission:
         return admitted
 
     def _greeted_by(self, peer: Peer, known: bytes | None) -> BootRecord | None:
-        """Return the newest start that the peer's folder has shown; that of a former one is forgotten.
+        """Return the newest boot record that the peer's folder has shown in a handshake; None without any.
 
-        A peer that does not show its folder is taken to have `known`, the one that the catalog names.
+        A peer that does not show its folder's id is assumed to have `known`, the folder that the catalog
+        names. Records of a former folder of the node are dropped.
         """
         node = peer.node
         store, shown = self._greeted.get(node, (known, None))
@@ -109,7 +112,7 @@ class PeerAdmission:
         return newer(self._shown.get((node, known)), shown)
 
     def _remember(self, peer: Peer) -> None:
-        """From now on require of `peer`'s node that its history has the start that `peer` has shown.
+        """Store the newest start that `peer` has shown: from now on its node's boot history must contain it.
 
         Otherwise a copy of the folder from before that start would be admitted until the catalog names the
         start, although the node has made promises to this process since.
@@ -126,12 +129,12 @@ class PeerAdmission:
 
 
 def encode_history(history: Sequence[BootRecord]) -> bytes:
-    """Return a boot history as a handshake carries it."""
+    """Return a boot history encoded for the handshake."""
     return msgspec.msgpack.encode(history)
 
 
 def history_contradicts(history: bytes, known: BootRecord) -> bool:
-    """Return whether the history of a handshake rules out `known`; unreadable bytes do."""
+    """Return whether a handshake's boot history shows an older copy than `known`; True if unreadable."""
     try:
         return contradicts(msgspec.msgpack.decode(history, type=list[BootRecord]) if history else (), known)
     except msgspec.DecodeError:

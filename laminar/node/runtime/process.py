@@ -68,7 +68,7 @@ Method = Callable[[Peer, bytes], Awaitable[bytes]]
 
 
 class Process:
-    """Base of `Controller` and `Shard`. Made inside the loop that it runs in."""
+    """Base of `Controller` and `Shard`. Make it inside the loop that it runs in."""
 
     def __init__(self, boot: Boot, *, storage: Storage) -> None:
         self.boot = boot
@@ -151,13 +151,13 @@ class Process:
         self.transport.on_outdated = lambda text: self.fatal(Unrecoverable(f"{text}. {HOW_TO_REJOIN}"))
 
     def enabled(self) -> int:
-        """Return the code version that the cluster has enabled: at least so high, as known here."""
+        """Return the highest code version that the cluster is known here to have enabled."""
         return max(self.boot.folder_version, self.view.code_version)
 
     # -- overridden by `Controller` and `Shard` ------------------------------------------
 
     def knows(self, node: str) -> bool:
-        """Return whether this process has a record or an address of a node."""
+        """Return whether this process knows a node: it has the node's record or address."""
         raise AssertionError("each kind of process says what it knows of the others")
 
     def known_boot(self, node: str) -> BootRecord | None:
@@ -169,7 +169,7 @@ class Process:
         raise AssertionError("each kind of process says what it knows of the others")
 
     def is_removed(self, store_id: bytes) -> bool:
-        """Return whether a data folder is of a node that was removed, as far as the catalog is known here."""
+        """Return whether the data folder with this id was a removed node's, as far as is known here."""
         raise AssertionError("each kind of process says what it knows of the others")
 
     def address_of(self, node: str, replica: Replica) -> Address | None:
@@ -177,11 +177,11 @@ class Process:
         raise AssertionError("each kind of process says where its groups live")
 
     def address_of_peer(self, peer: Peer) -> Address | None:
-        """Return the address of another process: the one that `address_of` gives for its groups."""
+        """Return the address of another process, as `address_of` gives it for a group of that process."""
         return self.view.address(peer.node, peer.role)
 
     def holder_address(self, node: str, entry: ReplicaEntry) -> Address | None:
-        """Return the address of the process on `node` that owns a group, which may not be driven here yet."""
+        """Return the address of the process on `node` that owns a group, also if it is not open here."""
         raise AssertionError("each kind of process says where its groups live")
 
     def holders_of(self, entry: ReplicaEntry, replica: Replica | None) -> list[str]:
@@ -204,7 +204,7 @@ class Process:
                 self.driver.transfer(replica, member)
 
     def answer_releases(self, members: RecordedMembers) -> Releases:
-        """Return this process's releases, and answer those of others from now on."""
+        """Return the object that releases recovering replicas (`lost_majority`), and serve its calls."""
         releases = Releases(
             members,
             node=self.boot.node,
@@ -221,7 +221,7 @@ class Process:
     # -- transport -----------------------------------------------------------------------
 
     def admits(self, peer: Peer) -> bool:
-        """Return whether Raft messages of `peer` count here now."""
+        """Return whether this process accepts Raft messages of `peer` now."""
         return self._admission.admits(peer)
 
     async def listen(self) -> None:
@@ -270,15 +270,15 @@ class Process:
         }
 
     def report(self) -> ProcessReport:
-        """Return this process's report for a bundle."""
+        """Return this process's report for a bundle (`laminar doctor --bundle`)."""
         return report_of(self.role, self.health, self.recent_log)
 
     async def _on_report(self, peer: Peer, payload: bytes) -> bytes:
-        """Answer another process of this node."""
+        """Answer a call of another process of this node with this process's report."""
         return msgspec.msgpack.encode(self.report())
 
     def tls_statistics(self) -> dict[str, int]:
-        """Return the figures of the certificates; none without TLS."""
+        """Return counters and remaining times of the certificates; empty without TLS."""
         return {} if self.boot.certificates is None else self.boot.certificates.statistics()
 
     async def _refresh_certificates(self, *, again: bool) -> None:
@@ -297,7 +297,7 @@ class Process:
         return self._restart_to_recover() if self.awaiting_restart() else None
 
     def awaiting_restart(self) -> list[str]:
-        """Return name and reason of each failed log, which only a restart of this process recovers."""
+        """Return, as text, name and fault of each log that has failed: only a restart recovers these."""
         return failed_logs(self.storage)
 
     async def _restart_to_recover(self) -> None:
@@ -313,7 +313,7 @@ class Process:
         self.fatal(RestartToRecover(", ".join(self.awaiting_restart())))
 
     async def _has_room(self) -> bool:
-        """Return whether the disk has room for a recovery, which begins a journal of its own."""
+        """Return whether the disk has room for a recovery, which begins a new journal."""
         if self.storage.refusal == "disk":
             return False
         disk, directory = self.environment.disk, self.boot.data_directory
@@ -449,9 +449,9 @@ def run_process(boot: Boot, store: str, make: Callable[[Boot, Storage], Process]
 async def _give_back_when_quiet(storage: Storage) -> None:
     """Return free memory to the system when a burst of writes is over.
 
-    glibc keeps free memory between small objects: after a burst that is up to as much again as is in use.
-    While records come in it is left alone, as they need it at once (returning it each time cost a tenth of
-    the throughput). Another libc has no such call.
+    glibc keeps freed memory between small objects: after a burst up to as much again as is in use. While
+    records come in nothing is returned, because the memory is needed again at once (returning it each time
+    cost a tenth of the throughput). Other C libraries have no such call.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     trimmed = before = storage.journal_lsn

@@ -16,7 +16,7 @@ MOST_THREADS: Final = 64
 
 
 class ProcessReport(msgspec.Struct, frozen=True, array_like=True):
-    """A process's report. `loop` has the counters of its event loop, and percentiles of its delay."""
+    """A process's report. `loop` has the counters of its event loop, and percentiles of the loop's delay."""
 
     role: int
     pid: int
@@ -27,7 +27,7 @@ class ProcessReport(msgspec.Struct, frozen=True, array_like=True):
 
 
 def report_of(role: int, health: LoopHealth, recent: RecentLog | None) -> ProcessReport:
-    """Return the report of this process."""
+    """Return the report of this process, with the stacks of its threads as of now."""
     stacks: dict[int, Any] = sys._current_frames()
     loop = dict(health.statistics())
     for name, share in (("delay_p50_seconds", 0.5), ("delay_p99_seconds", 0.99)):

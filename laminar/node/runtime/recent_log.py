@@ -1,8 +1,8 @@
 """The last lines of a process's log, kept in memory for a bundle (`laminar doctor --bundle`).
 
-A bundle is given to others, so a line is kept without parts that may be data: its text only if that is a
-constant of the program, its arguments only if they are numbers or short texts. The maker of the bundle
-decides which texts are shown. An error is kept as its type and the places in its traceback.
+A bundle is given to other people, so parts of a line that may be data are left out: the text is kept only if
+it is a constant of the program, an argument only if it is a number or a short text. The code that makes the
+bundle decides which of these texts are shown. Of an error its type and the places of its traceback are kept.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ Argument = int | float | bool | str | None
 
 
 class LogLine(msgspec.Struct, frozen=True, array_like=True):
-    """One line: `text` as in the source, `arguments` apart. `error` is a type, `frames` are its places.
+    """One log line: `text` is the format string in the source, `arguments` are the values for it.
 
-    `kinds` has the types of the arguments; an argument that is neither number nor text is kept as its type
-    only.
+    `kinds` has the types of the arguments: of an argument that is neither number nor text, only the type is
+    kept. `error` is the type of a logged exception, and `frames` are the places of its traceback.
     """
 
     at_ms: int
@@ -45,7 +45,10 @@ class LogLine(msgspec.Struct, frozen=True, array_like=True):
     frames: list[str] = []
 
     def shown(self, known: Container[str]) -> list[Argument]:
-        """Return the arguments: numbers, texts that are `known` names, and in brackets the others' types."""
+        """Return the arguments as a bundle may show them.
+
+        Numbers are shown, and texts that are `known` names; of all others only the type, in brackets.
+        """
         return [
             (each if each in known else LEFT_OUT)
             if isinstance(each, str)
@@ -55,14 +58,14 @@ class LogLine(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RecentLog(logging.Handler):
-    """A handler that keeps the last lines."""
+    """A logging handler that keeps the last `MOST_LINES` lines in memory."""
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
         self._lines: deque[LogLine] = deque(maxlen=MOST_LINES)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep a line."""
+        """Keep a record as a line, without what may be data."""
         kind, traceback = (record.exc_info or (None, None, None))[::2]
         arguments = record.args[:MOST_ARGUMENTS] if isinstance(record.args, tuple) else ()
         self._lines.append(
@@ -89,7 +92,7 @@ class RecentLog(logging.Handler):
 
 
 def _is_constant(text: object) -> bool:
-    """Return whether a text is a constant of one of the functions that are logging it, so no data."""
+    """Return whether a text is a constant of a function in the call stack, so that it can't be data."""
     frame: FrameType | None = sys._getframe(1)
     for _ in range(_MOST_CALLERS):
         if frame is None:

@@ -1,4 +1,4 @@
-"""Make a replica from its log: replay its entries to the state, and make a Raft core that continues.
+"""Open a replica from its log: replay the entries into its state, and make the Raft core that continues it.
 
 The log is replayed from the newest snapshot of the state on. Which replica leads, and whether more is
 committed, the core finds out later. A replica takes part only with the term and vote that it made durable:
@@ -29,7 +29,7 @@ class BadTerm(Exception):
 
 
 class ReplicaFactory:
-    """The factory of one process. `trace(name)` returns the observer of a replica's core, or None."""
+    """Opens the replicas of one process. `trace(name)` returns the observer of a replica's core, or None."""
 
     def __init__(
         self,
@@ -61,7 +61,8 @@ class ReplicaFactory:
         """Return the replica that `entry` of the manifest names, its `machine` brought up to its log.
 
         `machine` already has the state up to the committed entry `known_up_to`, and `configurations` are
-        those that were set up to there, by index; the log is replayed from the next entry on.
+        the Raft configurations up to that entry, with their indexes; the log is replayed from the next entry
+        on.
         `past_damage(index)` says whether the replay may skip that damaged entry.
 
         The caller must set `machine.replica` in the same turn of the loop, before messages arrive.
@@ -136,8 +137,9 @@ def recovering_text(name: str, log: Log) -> str:
 
 
 def replay_committed(frames: Sequence[Buffer]) -> int:
-    """Return the highest commit index that leaders stamped on these frames; 0 without frames.
+    """Return the highest commit index in these frames' headers, where leaders write it; 0 without frames.
 
-    All up to it is committed. It need not be the last frame's: a later leader may have known of less.
+    All entries up to it are committed. The last frame need not have the highest: a later leader may have
+    known of fewer committed entries.
     """
     return max((Header.unpack(frame).committed_index for frame in frames), default=0)

@@ -1,4 +1,4 @@
-"""Steering a node's packets: which interfaces, which CPUs, and what happens where it is not possible.
+"""Steering: XDP programs get each packet to the CPU of the shard that handles it, if the machine allows it.
 
 The supervisor calls `begin` before it starts its children, `let_go` in each of them, and `end` when they are
 gone. Attaching the programs loads a compiler into the process that does it. So it is done in a child that
@@ -38,7 +38,7 @@ Fork = Callable[[str, Callable[[], int]], int]
 
 
 def plan_of(sockets: NodeSockets, cpus: Sequence[int], controller_cpu: int | None) -> NodePlan:
-    """Return the plan of a node with these sockets, whose shards are pinned to these CPUs."""
+    """Return what the XDP programs need to know of a node: host, ports, and the CPUs of its shards."""
     ports = sockets.ports
     host = str(sockets.shared[0].getsockname()[0])
     return NodePlan(
@@ -85,7 +85,10 @@ class Steering:
     memberships: list[Membership] = field(default_factory=list)
 
     def begin(self, sockets: NodeSockets, cpus: Sequence[int] | None, fork: Fork) -> bool:
-        """Steer, if the setting and the machine allow it; return False if it is required and fails."""
+        """Begin to steer packets, if the setting and the machine allow it.
+
+        Return False only if the setting requires steering and it is not possible.
+        """
         if self.wish == "off":
             return True
         controller_cpu = spare_cpu(cpus or ())
@@ -109,7 +112,7 @@ class Steering:
         return True
 
     def _join(self, found: Sequence[Interface], plan: NodePlan, fork: Fork) -> list[str]:
-        """Join the program of each interface, in a child; return a reason for each where that failed."""
+        """Join the XDP program of each interface, in a child; return a reason for each one that failed."""
         pid = os.getpid()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with ours, theirs:

@@ -1,8 +1,8 @@
-"""The secrets that a process takes for the cluster's, in order: the first is used, all are accepted.
+"""The cluster's secrets as a process knows them: it uses the first and accepts all of them.
 
-Two are accepted while an operator changes the secret node by node (docs/operating.md#a-new-secret): none is
-refused that still uses the other one. The secrets are lines of a file. It is read again as certificates are:
-on SIGHUP, and when it has changed. What cannot be used is reported and changes nothing.
+There are two while an operator changes the secret node by node (docs/operating.md#a-new-secret), so that no
+node is refused that still uses the other one. The secrets are lines of a file. It is read again as
+certificates are: on SIGHUP, and when it has changed. What cannot be used is reported and changes nothing.
 """
 
 from __future__ import annotations
@@ -63,10 +63,10 @@ def read_secrets(path: str) -> list[str]:
 
 
 class Keyring:
-    """The keys of the secrets in use, in one process; without any where the cluster has no secret."""
+    """The keys of the secrets that one process uses and accepts; empty if the cluster has no secret."""
 
     def __init__(self, secrets: Sequence[str] = (), *, path: str = "") -> None:
-        """Use these secrets; with `path` it is the file that they were read from, and may change in."""
+        """Use these secrets; `path` is the file that they were read from, which `refresh` reads again."""
         self.current: tuple[Keys, ...] = tuple(Keys(secret.encode()) for secret in secrets)
         """The first is used, all are accepted. It is replaced when they change: keep no copy."""
         self._secrets = list(secrets)
@@ -102,11 +102,11 @@ class Keyring:
 
     @property
     def changes(self) -> bool:
-        """Whether the secrets are a file's, so that they may change."""
+        """Whether the secrets come from a file, so that they may change."""
         return bool(self._path)
 
     def refresh(self, *, again: bool = False) -> bool:
-        """Read the file if it has changed, or in any case (`again`). Blocks; may run in a thread.
+        """Read the file if it has changed or `again` is set. Blocks; may run in a thread.
 
         Return whether other secrets are in use. A file that cannot be used is logged once, and tried again at
         each call.
@@ -149,7 +149,7 @@ class Keyring:
 
 
 def _signature(path: str) -> object:
-    """Return a value that differs when the file was replaced or written."""
+    """Return a value that changes when the file is replaced or written."""
     try:
         found = os.stat(path)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The keys that follow from a cluster's secret, one for each use.
+"""The keys that are derived from a cluster's secret, one for each use.
 
 HKDF (RFC 5869) with SHA-256 derives them. So a key that leaks reveals no other key, and a message of one use
 is not valid in another. These are all uses:
@@ -45,7 +45,7 @@ def expand(key: bytes, info: bytes, size: int = KEY_BYTES) -> bytes:
 
 
 class Keys:
-    """The keys of one secret. `secret` is itself used with programs that know no others."""
+    """The keys derived from one secret. Programs before code version 7 know only `secret` itself as key."""
 
     __slots__ = ("_key", "gossip", "handshake", "join", "secret")
 

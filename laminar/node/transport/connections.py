@@ -46,14 +46,14 @@ _PING = struct.Struct("<d")
 
 
 class ProtocolError(Exception):
-    """A handler found that the peer broke the protocol: its connection ends, and that is counted."""
+    """The peer broke the protocol: raised by a handler; the connection is closed and the error counted."""
 
 
 class Peer(NamedTuple):
-    """One incarnation of a process of the cluster; the nonce changes when it starts again.
+    """One incarnation of a process of the cluster; the nonce changes when the process starts again.
 
-    `history` is the boot history of its data folder, and `store_id` the folder's id, as it showed them in the
-    handshake; an older program shows no id.
+    `history` (the boot history of its data folder) and `store_id` (the folder's id) are what it sent in the
+    handshake; an older program sends no id.
     """
 
     node: str
@@ -64,7 +64,7 @@ class Peer(NamedTuple):
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """Sizes and times of a transport."""
+    """The limits of a transport: bytes in its queues, times, numbers of connections."""
 
     control_queue_bytes: int = 8 << 20
     bulk_queue_bytes: int = 64 << 20
@@ -102,7 +102,7 @@ class _LinkState:
 
 
 class ConnectionsOwner(Protocol):
-    """The transport that connections belong to, as they use it."""
+    """The transport as its connections use it: it gives the hello to send, and receives frames and events."""
 
     node: str
     on_up: Callable[[Peer], None]
@@ -130,7 +130,7 @@ class ConnectionsOwner(Protocol):
 
 
 class Connections:
-    """Every link of a transport, in and out, and the dialers that connect on demand."""
+    """All connections (links) of a transport, and the dialers that open them when frames are to be sent."""
 
     def __init__(
         self,
@@ -178,7 +178,7 @@ class Connections:
         return self._unauthenticated
 
     def dialer(self, address: Address, channel: Channel) -> Dialer:
-        """Return the dialer of an address and channel, made at its first use."""
+        """Return the dialer of an address and channel; it is created by the first call."""
         dialers = self._dialers[channel]
         dialer = dialers.get(address)
         if dialer is None:
@@ -215,7 +215,7 @@ class Connections:
                     link.resume_reading()
 
     def round_trips_s(self) -> dict[Peer, float]:
-        """Return the last ping's round trip by peer, where we have pinged one."""
+        """Return, by peer, the round trip of the last ping in seconds; only peers that answered one."""
         return {
             state.peer: state.round_trip_s
             for state in self._states.values()
@@ -421,9 +421,9 @@ class Connections:
         self._owner.on_up(peer)
 
     def _of_same_life(self, peer: Peer) -> Peer:
-        """Return the object that stands for this peer on its other links, if it has any.
+        """Return the `Peer` object that its other links have, if there are any, else `peer`.
 
-        So who judges each frame's sender need not compare its history again (`peer_admission`).
+        One object for all links spares `peer_admission` comparing the boot history for each frame.
         """
         for link in self._peers.get(peer, ()):
             state = self._states.get(link)
@@ -432,9 +432,9 @@ class Connections:
         return peer
 
     def _checks(self, link: Link, state: _LinkState, keys: FrameKeys | None) -> dict[str, FrameMac]:
-        """Return the checks of a connection's frames, other than checksums.
+        """Return the MACs of a connection's frames, for `Link.establish`; none if checksums suffice.
 
-        TLS has its own, and the kernel carries what passes between processes of one node.
+        They do under TLS, which has its own MACs, and within one node, where the kernel carries the frames.
         """
         assert link.transport is not None
         over_tcp = link.transport.get_extra_info("socket").family != socket.AF_UNIX

@@ -49,7 +49,7 @@ def pause_s(failures: int, rng: random.Random) -> float:
 
 
 class Dialer:
-    """One address and channel. `link` is the connection in use, also while it is still opening."""
+    """Opens the connection to one address on one channel. `link` is the one in use, also while it opens."""
 
     def __init__(
         self,
@@ -95,22 +95,22 @@ class Dialer:
 
     @property
     def place(self) -> str:
-        """Its address and channel, for log lines."""
+        """The address and the channel of this dialer, as text for log lines."""
         address = self.address
         where = address.name if isinstance(address, UnixAddress) else f"{address.host}:{address.port}"
         return f"{where} ({self.channel.name.lower()})"
 
     def back_off(self) -> None:
-        """Make the next pause `BACK_OFF_S`: the secrets differ, which only an operator can change."""
+        """Wait `BACK_OFF_S` before the next try: the secrets differ, which only an operator can change."""
         self._backs_off = True
 
     def established(self) -> None:
-        """Note that the handshake succeeded: the next failure is a first one again."""
+        """Note that the handshake succeeded, so that the next failure has the shortest pause again."""
         self._failures = 0
         self._backs_off = False
 
     def ended(self, link: Link, *, failed: bool) -> None:
-        """Note that `link` is gone: pause after a failure to open it, else connect again at once."""
+        """Note that `link` has ended; if opening it `failed`, the next try comes only after a pause."""
         if self.link is not link:
             return
         self.link = None

@@ -23,12 +23,12 @@ _COUNT: Final = struct.Struct("<Q")
 
 
 class FrameCheck(Protocol):
-    """The check of the frames of one direction. `size` is how many bytes it adds to a frame."""
+    """Computes the check of each frame of one direction. `size` is how many bytes the check has."""
 
     size: int
 
     def of(self, head: Buffer, parts: Sequence[Buffer]) -> bytes:
-        """Return the check of the next frame: of its header without the check, and the payload's parts."""
+        """Return the check of the next frame, over `head` (the header without the check) and the payload."""
 
 
 class Checksum:

@@ -2,14 +2,14 @@
 
 The initiator sends a `Hello`; the acceptor answers with its own and a proof; the initiator sends its proof
 and may send frames at once. Each proof is an HMAC-SHA256 over *both* hellos, each of which carries a fresh
-random challenge, so neither side can replay or reflect what it saw. The acceptor proves the first of its
-secrets, the initiator the one of its own that the acceptor has proved. Without a secret both proofs are
-empty, and a side that has a secret accepts no empty one.
+random challenge, so neither side can replay or reflect what it saw. The acceptor uses the first of its
+secrets, the initiator the one that the acceptor has used. Without a secret both proofs are empty, and a side
+that has a secret accepts no empty proof.
 
-The secret and both hellos also make the keys of the frames that follow (`frame_keys`): one who passed the
-proofs on without knowing the secret can't add, change, repeat or reorder a frame. Programs before code
-version 7 prove the secret itself, and their frames carry checksums only; the proofs cover the version that
-each side says.
+The secret and both hellos also make the keys of the frames that follow (`frame_keys`): so a relay that
+passes the proofs on without knowing the secret can't add, change, repeat or reorder a frame. Programs before
+code version 7 use the secret itself as the key of the proofs, and their frames carry checksums only. The
+proofs cover the code version in each hello.
 
 This module reads no socket, clock or randomness: `laminar.node.transport.transport` passes bytes and
 challenges in.
@@ -45,7 +45,7 @@ _ACCEPTOR = b"laminar handshake: acceptor"
 
 
 class Channel(IntEnum):
-    """The use of a connection. Each channel to an address is a connection of its own."""
+    """The purpose of a connection: each address has one connection for each channel."""
 
     CONTROL = 1
     """Votes, heartbeats, acknowledgements: small, bounded, never paused."""
@@ -103,7 +103,7 @@ _decode_reply = msgspec.msgpack.Decoder(Reply).decode
 
 
 def encode_hello(hello: Hello) -> bytes:
-    """Return a hello as it travels and as the proofs cover it."""
+    """Return a hello encoded: these bytes are sent, and the proofs cover them."""
     assert len(hello.challenge) == CHALLENGE_SIZE, f"challenge of {len(hello.challenge)} bytes"
     return _encode(hello)
 
@@ -149,7 +149,7 @@ def decode_hello(payload: bytes | memoryview) -> Hello:
 
 
 def check_cluster(mine: bytes | None, hello: Hello) -> None:
-    """Refuse a peer of another cluster; where one side has no cluster yet, only calls are allowed.
+    """Refuse a peer of another cluster; if one side has no cluster yet, only calls are allowed.
 
     Raises:
         HandshakeError: the peer is refused.
@@ -191,8 +191,8 @@ def check_epoch(mine: Hello, theirs: Hello) -> None:
 def check_code_version(enabled: int, hello: Hello) -> None:
     """Refuse a member of the cluster whose program does not know the enabled code version.
 
-    It would get messages that it cannot read. A node that is joining may ask, and gets its refusal as the
-    answer (`membership.catalog_rules.register_node`).
+    Such a peer would get messages that it cannot read. A node that is joining may connect: its request to
+    join is then refused by `membership.catalog_rules.register_node`.
 
     Raises:
         HandshakeError: the peer's program is too old.
@@ -213,14 +213,21 @@ class FrameKeys(NamedTuple):
 
 
 class Transcript(NamedTuple):
-    """Both hellos as they were sent; `derived`: both programs know the keys of `laminar.node.secret.keys`."""
+    """Both hellos as they were sent, from which proofs and frame keys are made.
+
+    `derived` says that both programs derive keys from the secret (`laminar.node.secret.keys`); else the
+    proofs use the secret itself.
+    """
 
     initiator: bytes
     acceptor: bytes
     derived: bool
 
     def digests(self) -> bytes:
-        """Return a hash of both: hashing each first fixes where one ends and the other begins."""
+        """Return the hash of the initiator's hello followed by that of the acceptor's.
+
+        Each is hashed by itself, so it is fixed where one ends and the other begins.
+        """
         return hashlib.sha256(self.initiator).digest() + hashlib.sha256(self.acceptor).digest()
 
     def acceptor_proof(self, keys: Keys | None) -> bytes:
@@ -284,10 +291,10 @@ class Initiator:
         return transcript.initiator_proof(keys), theirs
 
     def _proven(self, transcript: Transcript, proof: bytes) -> Keys | None:
-        """Return the keys of the secret that the acceptor has proved; None where there is no secret.
+        """Return the keys of the secret that the acceptor has proved to know; None if there is no secret.
 
         Raises:
-            HandshakeError: it has proved none of ours.
+            HandshakeError: the acceptor's proof fits none of our secrets.
         """
         for keys in self._secrets:
             if hmac.compare_digest(transcript.acceptor_proof(keys), proof):

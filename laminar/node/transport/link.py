@@ -86,7 +86,7 @@ _CHECKSUM = Checksum()
 
 
 class LinkOwner(Protocol):
-    """The owner of links, which they report to. All calls come from inside the loop."""
+    """The receiver of what links report: opened, a frame, lost. All calls come from inside the loop."""
 
     def link_made(self, link: Link) -> None:
         """Note that the link's connection is open."""
@@ -99,9 +99,9 @@ class LinkOwner(Protocol):
 
 
 class Link(asyncio.BufferedProtocol):
-    """One connection, in or out. `queue_limit_bytes` bounds what waits to leave.
+    """One connection, incoming or outgoing. `queue_limit_bytes` bounds the bytes that wait to be sent.
 
-    Frames offered before `establish` wait; handshake frames go out by `send_at_once`.
+    Frames passed to `send` before `establish` wait; `send_at_once` sends the frames of the handshake.
     """
 
     def __init__(
@@ -159,7 +159,7 @@ class Link(asyncio.BufferedProtocol):
 
     @property
     def queued_bytes(self) -> int:
-        """Bytes that were offered and have not been given to the kernel."""
+        """The bytes that were passed to `send` and have not been given to the kernel."""
         held = 0 if self.transport is None or self.closing else self.transport.get_write_buffer_size()
         return self._outgoing_bytes + held
 
@@ -248,7 +248,8 @@ class Link(asyncio.BufferedProtocol):
     ) -> None:
         """End the handshake: large frames are accepted now, and what waited is sent.
 
-        `sent` and `received` check the frames from now on; None: checksums do.
+        `sent` and `received` compute the checks of outgoing and incoming frames from now on; None stands for
+        checksums.
         """
         assert self.transport is not None and not self.established, f"established twice: {self!r}"
         self.channel = channel
@@ -314,11 +315,11 @@ class Link(asyncio.BufferedProtocol):
         self._owner.link_lost(self, error)
 
     def pause_writing(self) -> None:
-        """Hold frames back: the kernel's buffer is full (asyncio)."""
+        """Stop writing and let frames wait, because the kernel's buffer is full (asyncio)."""
         self._writing_paused = True
 
     def resume_writing(self) -> None:
-        """Send what was held back (asyncio)."""
+        """Write the frames that wait, because the kernel's buffer has room again (asyncio)."""
         self._writing_paused = False
         self._flush()
 

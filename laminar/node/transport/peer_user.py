@@ -32,8 +32,8 @@ NO_SUCH_SOCKET: Final = -1
 def user_at_other_end(sock: socket.socket) -> int | None:
     """Return the user id of the process that made the other end of a connected TCP socket here.
 
-    `NO_SUCH_SOCKET` where there is no such socket (any more); None where this kernel does not answer such
-    questions. Takes about 100 µs.
+    The result is `NO_SUCH_SOCKET` if there is no such socket (any more), and None if this kernel does not
+    answer such questions. Takes about 100 µs.
     """
     try:
         ours, theirs = sock.getsockname(), sock.getpeername()

@@ -17,7 +17,7 @@ RECEIVE_BUDGET_BYTES: Final = 64 << 20
 
 
 class ReceiveBudget:
-    """A count of received bytes, from the turn that processed their frames until what they wrote is on disk.
+    """Counts received bytes from the loop turn that processed their frames until their entries are on disk.
 
     `pause` is called when more than `limit_bytes` wait, `resume` once at most half of `limit_bytes` do.
     """

@@ -35,7 +35,7 @@ class TransportError(Exception):
 
 
 class PeerLost(TransportError, ConnectionError):
-    """No connection, or it ended before the answer: the outcome is unknown unless `.sent` is False."""
+    """No connection, or it ended before the answer. The call's outcome is unknown unless `.sent` is False."""
 
     def __init__(self, message: str, *, sent: bool) -> None:
         super().__init__(message)
@@ -59,7 +59,7 @@ class RemoteError(TransportError):
 
 
 class Calls:
-    """Both ends of remote calls: those we wait for, and those of peers that we work on."""
+    """The remote calls in progress: ours that wait for an answer, and those of peers that run here."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop

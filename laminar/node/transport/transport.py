@@ -59,11 +59,13 @@ BACKLOG = 1024
 
 
 class Transport:
-    """The transport of one process. Set the callbacks before serving or sending.
+    """Sends frames to other processes of the cluster, and calls their methods; receives theirs.
+
+    Set the callbacks (`on_...`) before serving or sending.
 
     `cluster_id` is called at each handshake, so a joining node may learn its cluster while it runs. With
     `certificates` all TCP connections speak TLS, and each side shows a certificate that names its node.
-    With `secrets` and without TLS each frame over TCP has a MAC under a key of its connection.
+    With `secrets` and without TLS each frame over TCP has a MAC, made with a key of its connection.
     """
 
     def __init__(
@@ -212,7 +214,7 @@ class Transport:
         self._connections.pause_bulk(False)
 
     def queued_bytes(self, address: Address, channel: Channel) -> int:
-        """Return the bytes that wait to leave for `address`; 0 without a connection."""
+        """Return the bytes that wait to be sent to `address`; 0 without a connection."""
         link = self._connections.dialer(address, channel).link
         return 0 if link is None else link.queued_bytes
 
@@ -235,7 +237,7 @@ class Transport:
         )
 
     def enabled(self) -> int:
-        """Return the code version that is known to be enabled. Called by the connections."""
+        """Return the code version that the cluster has enabled, if known here. Called by the connections."""
         return self._enabled()
 
     def take_frame(self, link: Link, peer: Peer, dialled: bool, kind: int, payload: memoryview) -> None:
@@ -279,11 +281,11 @@ class Transport:
 
     @property
     def calls_in_progress(self) -> int:
-        """Number of calls of other processes that this one works on."""
+        """The number of other processes' calls that are not answered yet."""
         return self._calls.working
 
     def statistics(self) -> dict[str, int]:
-        """Return counters since the start, and the connections and queues of now."""
+        """Return counters since the start, and the present numbers of connections and queued bytes."""
         links = self._connections.links
         established = Counter(link.channel for link in links if link.established)
         return {

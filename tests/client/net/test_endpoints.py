@@ -56,7 +56,7 @@ def test_a_certificate_is_found_as_a_ca_is(tmp_path: Path) -> None:
     assert ("e.pem", "e.key") == shown(resolve("https://a:1", None, environment=own))
     assert ("a.pem", None) == shown(resolve("https://a:1", None, certificate="a.pem", environment=own))
     assert (None, None) == shown(resolve("https://a:1", None, environment=context))
-    with pytest.raises(laminar.ConfigError, match="without its certificate"):
+    with pytest.raises(laminar.ConfigError, match="without the certificate"):
         resolve("https://a:1", None, key="a.key", environment={})
 
 
