@@ -34,7 +34,10 @@ class EntryObserver(Protocol):
     """An observer of a log's entries, which is called for each of them in order."""
 
     def appended(self, header: Header, frame: Buffer) -> None:
-        """Process the batch that is now the last entry of the log; it may still be truncated."""
+        """Process the batch that is now the last entry of the log; it may still be truncated.
+
+        It must not propose: the driver is in the middle of a Ready.
+        """
 
 
 class StateMachine(EntryObserver, Protocol):
@@ -45,7 +48,7 @@ class StateMachine(EntryObserver, Protocol):
         """Whether its state includes every entry; False if damaged ones were left out at the start."""
 
     def truncated(self, index: int) -> None:
-        """Roll back entry `index` and all after it, which were truncated."""
+        """Roll back entry `index` and all after it, which were truncated. It must not propose."""
 
     def committed(self, index: int) -> None:
         """Note that all entries up to `index` are committed."""

@@ -512,7 +512,7 @@ class Connections:
         self._end_handshake(state)
         if state.dialer is not None:
             state.dialer.ended(link, failed=state.peer is None)
-            if link.channel is Channel.CALL:
+            if state.dialer.channel is Channel.CALL:  # and not the channel that the peer has named
                 self._owner.link_gone(link)
         if not self._states and self._closed:
             self._none_left.set()
