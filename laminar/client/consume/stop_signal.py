@@ -1,4 +1,4 @@
-"""SIGTERM ends the workers of a process: all at once, and only where the program does not handle it."""
+"""SIGTERM ends all workers of a process, unless the program handles the signal itself."""
 
 from __future__ import annotations
 
