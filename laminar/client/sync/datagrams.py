@@ -67,7 +67,7 @@ class Datagrams(Generic[T]):
         Raises:
             Error: (``too_large``) the record does not fit into a datagram; (``forbidden``) the token lacks
                 the role write on the topic.
-            ConfigError: (``no_datagrams``) the cluster asks for tokens, and has an older program.
+            ConfigError: (``no_datagrams``) the cluster requires tokens, and its nodes are too old for that.
             OutcomeUnknown: the deadline passed without an answer.
             TimedOut: the deadline passed before the record was sent.
         """
