@@ -31,7 +31,7 @@ AT_ONCE = 32
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A named producer that has begun: its id, its epoch, the topic's route, and the numbers already durable."""
+    """A named producer that has begun: id, epoch, the topic's route, and the numbers already durable."""
 
     producer_id: bytes
     epoch: int

@@ -167,7 +167,7 @@ class Sender:
             self._set_timer(now)
 
     def _pump_queue(self, queue: PartitionQueue, now: int) -> None:
-        """Send the batches that are due in `queue`; open a connection to its leader first if there is none."""
+        """Send the batches that are due in `queue`; if there is no connection to its leader, open one."""
         if queue.open is not None and queue.open.deadline_ms < 0:
             queue.open.deadline_ms = now + self._timeout_ms
         if queue.recovering or not queue.sends or queue.partition not in self._urls:

@@ -60,10 +60,10 @@ class Search:
     # generated from laminar.client.search.Search
 
     def next_page(self) -> list[FoundRecord]:
-        """Return what the next step finds, which may be nothing; nothing also once `is_done`.
+        """Request the next step of the search; return the records found, often none. [] once `is_done`.
 
         Raises:
-            Unavailable: nothing could be searched within the time of a call, because the replicas of the rest
-                do not answer. The next call may continue.
+            Unavailable: nothing could be searched within the deadline, because no replica of the remaining
+                partitions answers. Call again to continue.
         """
         return self._portal.run(lambda: self._twin.next_page())
