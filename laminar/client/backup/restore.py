@@ -354,7 +354,7 @@ class _Import:
         )
 
     async def _open(self) -> None:
-        """Open the topic to all clients; in the same change, make those settings that must not apply before."""
+        """Open the topic to all clients; the same request makes settings that must not apply before."""
         last = {name: value for name, value in self._manifest.settings.items() if name in SET_LAST}
         version = (await self._session.get_json(self._path))["version"]
         await self._json(

@@ -239,7 +239,7 @@ class Sender:
     async def _connect(self, queue: PartitionQueue) -> None:
         """Open a connection to the queue's leader; if that fails, pause the queue for a while.
 
-        A leader that closed its connection and accepts no new one is shutting down and has given up its
+        A leader that closed its connection and accepts no new one is shutting down and has transferred its
         leadership, so other nodes are asked at once who leads now.
         """
         partition = queue.partition
