@@ -20,8 +20,8 @@ class TraceEvent(NamedTuple):
     `entry` is the Raft index of the log entry that records the event. `principal` is the client that caused
     it, `address` the client's address, `node` the node that it asked; the first two are empty if the cluster
     itself was the cause. `due` is, depending on the event, the time until which a consumer has the record,
-    that of its next attempt, or that of its delivery. `delayed` is the id of a delayed record. `parent_id` is
-    the span that appended the record, from its ``traceparent``.
+    that of its next attempt, or that of its delivery. `delayed` names a delayed record: the partition that
+    stored it, and a count there. `parent_id` is the span that appended the record, from its ``traceparent``.
     """
 
     event: str

@@ -29,11 +29,11 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Job(Record[T_co]):
-    """A record that was given to this consumer alone, until its time is over.
+    """A record that a channel has given to this consumer, and to no other until its time is over.
 
-    Say what became of it before that, by `ack`, `nack` or `release`; `extend` gives it more time. Each
-    raises `Late` when the time is over: another consumer has the job, or will get it, and nothing was
-    changed.
+    Report the outcome before that: `ack` (done), `nack` (failed) or `release` (not tried); `extend` gives
+    more time. Each raises `Late` if the time was over: then nothing was changed, and another consumer has the
+    job or will get it.
     """
 
     __slots__ = ("_portal", "_twin")

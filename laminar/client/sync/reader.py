@@ -23,7 +23,11 @@ T = TypeVar("T")
 
 
 class Reader(Generic[T]):
-    """Records of a topic: ``for record in reader``, or ``batches()``, or ``to_arrow()``."""
+    """Records of a topic: ``for record in reader``, or ``batches()``, or ``to_arrow()``.
+
+    After a ``break``, the next loop continues with the next record. As a context manager, a reader with a
+    cursor commits it when the block ends without an exception.
+    """
 
     def __init__(self, portal: Portal, reader: aio_reader.Reader[T]) -> None:
         self._portal = portal
@@ -67,7 +71,7 @@ class Reader(Generic[T]):
     def batches(self) -> Iterator[ReadBatch[T]]:
         """Yield whole batches, without making an object for each record.
 
-        With a filter a batch may be empty: nothing passed up to its `next_offset`, where positions are now.
+        With a filter a batch may be empty: it only says that no record before its `next_offset` passed.
         """
         for batch in self._take_batches():
             self._twin.positions[batch.partition] = batch.next_offset

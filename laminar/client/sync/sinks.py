@@ -23,7 +23,7 @@ from laminar.client.transact.stage_sender import Named, StageSender
 
 
 class Sink:
-    """A named sequence of batches; made by ``client.sink(name)`` without I/O."""
+    """A named sequence of batches, each committed whole, once; made by ``client.sink(name)`` without I/O."""
 
     def __init__(self, portal: Portal, sink: aio_sinks.Sink) -> None:
         self.name = sink.name

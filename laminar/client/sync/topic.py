@@ -76,7 +76,7 @@ class Topic(Generic[T]):
         The value may have any length; only a few parts of it are held in memory. No reader sees the record
         before all of it is durable. The topic's codec is not used. A value of at most `part_bytes` becomes an
         ordinary record. `timeout` in seconds is how long a part may be without its answer, over all retries.
-        If this raises, nothing is appended, except that `OutcomeUnknown` leaves it open.
+        If this raises `OutcomeUnknown`, the record may be appended or not; after any other error it is not.
         """
         run = self._portal.run
         upload = run(
@@ -106,7 +106,7 @@ class Topic(Generic[T]):
         end: DeliverAt | None = None,
         key: str | bytes | None = None,
     ) -> Iterator[DelayedRecord]:
-        """Yield the records that are pending, in order of their times: from `start` to before `end`."""
+        """Yield the pending delayed records, by time: of `key`, if given, from `start` to before `end`."""
         asked = asked_of(start, end, key)
         after: str | None = None
         while True:
