@@ -132,7 +132,7 @@ class Batch:
 
     @property
     def is_large(self) -> bool:
-        """Whether the batch is the stub of a record larger than a batch (see `large_record`), without value."""
+        """Whether the batch is a stub: it stands for a record larger than a batch (see `large_record`)."""
         return bool(self.header.flags & Flag.LARGE)
 
     @property

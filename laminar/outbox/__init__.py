@@ -1,4 +1,4 @@
-"""The outbox of an application's own database: for each committed row a record is appended.
+"""Transactional outbox: for each committed row of an application's own table, a record is appended.
 
 The application inserts a row into a table, in the transaction that makes its change. A `Relay`, in a process
 of its own, appends committed rows to a topic, each once, and deletes them. ``python -m laminar.outbox

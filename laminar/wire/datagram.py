@@ -2,9 +2,9 @@
 
 One datagram, the *question*, carries one small batch to one partition; one *answer* comes back, with the
 receipt, an error or the leader's address. Both end in a MAC over everything before it, keyed with the
-cluster's secret, or with the key of a credential (a client's token) that the question names. A receiver checks
-the MAC before anything else; a datagram that fails (`Forged`) must be dropped without an answer. The MAC
-proves that the sender has the key; nothing is encrypted. A question with a credential also contains the
+cluster's secret, or with the key of a credential (a client's token) that the question names. A receiver
+checks the MAC before anything else; a datagram that fails (`Forged`) must be dropped without an answer. The
+MAC proves that the sender has the key; nothing is encrypted. A question with a credential also contains the
 minute, so that a copy of it is refused later. The partition's hash is at a fixed position near the start of a
 question, where BPF programs in the kernel read it (`laminar.node.runtime.reuseport`). Pure: no socket, clock
 or randomness. ``docs/protocol.md`` has every byte.
@@ -115,8 +115,8 @@ class Question:
 class Receipt:
     """The place and durability of an appended batch: `count` records from `offset` on.
 
-    `replicas` is the number of voters of the partition. `synced` is true if the batch was synced to disk before
-    it was acknowledged, `duplicate` if an earlier copy of the question had appended it.
+    `replicas` is the number of voters of the partition. `synced` is true if the batch was synced to disk
+    before it was acknowledged, `duplicate` if an earlier copy of the question had appended it.
     """
 
     offset: int
@@ -322,7 +322,7 @@ def _encode_body(body: Receipt | Problem | Leader | NextRoute, room: int) -> tup
 
 
 def _fitting(problem: Problem, room: int) -> bytes:
-    """Return a problem encoded in `room` bytes; if needed with a shorter `detail`, or only what clients need."""
+    """Return a problem encoded in `room` bytes: if it is too long, with a shorter or without `detail`."""
     encoded = msgspec.msgpack.encode(problem)
     if len(encoded) <= room:
         return encoded

@@ -2,8 +2,8 @@
 
 Nodes give a delayed record a *number* (`laminar.node.partition.state.delayed_records`): the partition that
 took the record, times 2**40, plus a count. Its *id* has that partition, the time at which it was to be
-delivered at first (ms since the epoch), and the count: ``0.1766398920000.17``. The id does not change when the
-record gets another time, or is moved to another partition.
+delivered at first (ms since the epoch), and the count: ``0.1766398920000.17``. The id does not change when
+the record gets another time, or is moved to another partition.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The partition of a key, which clients and nodes must compute alike.
 
 A key is hashed to one of 65,536 *logical partitions*, and that never changes. A *route* divides these into
-contiguous ranges, one for each partition that takes records, and names these partitions by their numbers. Each
-split, merge or move of partitions gives a topic a new route, with the next version. The route of version 0
-follows from the number of partitions alone (`Route.even`); later ones come from the cluster. Client and node
-must agree to the bit, which the tests check with fixed examples.
+contiguous ranges, one for each partition that takes records, and names these partitions by their numbers.
+Each split, merge or move of partitions gives a topic a new route, with the next version. The route of version
+0 follows from the number of partitions alone (`Route.even`); later ones come from the cluster. Client and
+node must agree to the bit, which the tests check with fixed examples.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Route:
 
     @classmethod
     def even(cls, partitions: int) -> Route:
-        """Return route 0 of a topic: ranges of equal size, the first ones larger by one if there is a rest."""
+        """Return route 0 of a topic: ranges of equal size; the first ones are larger by one if needed."""
         return _even(partitions)
 
     @classmethod
