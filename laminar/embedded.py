@@ -219,7 +219,7 @@ async def embed(
 
     A free loopback port is used unless `port` is given. `settings` are settings of a node, except those of
     processes (`data`, `shards`, `pin`, `log_level`, `log_format`); `default_replicas` is 1 here. What is
-    acknowledged is durable, also if the block never ends.
+    acknowledged is durable, also if the program is killed within the block.
 
     Raises:
         NodeFailed: the node could not start, or, at the block's end, it failed meanwhile.

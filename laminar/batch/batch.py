@@ -157,7 +157,7 @@ class Batch:
         return self._entries
 
     def plain(self, column: Column) -> memoryview | None:
-        """Return the bytes of a variable column, decompressed once; None if there is no such column."""
+        """Return the bytes of a column of byte strings, decompressed once; None if it is absent."""
         if column not in self._cache:
             entry = self.entry(column)
             try:
@@ -168,7 +168,7 @@ class Batch:
         return plain
 
     def cells(self, column: Column) -> tuple[tuple[int, ...], memoryview] | None:
-        """Return (offsets, plain bytes) of a variable column, checked; None if there is no such column.
+        """Return (offsets, bytes) of a column of byte strings, decompressed and checked; None if absent.
 
         Cell `i` has the bytes from offset `i` up to, not including, offset `i + 1`.
         """

@@ -407,7 +407,7 @@ _LAYOUTS: dict[int, int] = {column: _WIDTHS.get(column, 0) for column in Column}
 
 
 def read_ends(frame: Buffer, entry: Entry, count: int) -> tuple[int, ...]:
-    """Return the count + 1 offsets of a variable column, checked: from 0, never falling, to its length."""
+    """Return the count + 1 offsets of a column of byte strings; they must rise from 0 to its length."""
     ends: tuple[int, ...] = struct.unpack_from(f"<{count + 1}i", frame, entry.offsets_position)
     # To sort what is sorted takes one pass in C: the cheapest test of their order.
     if ends[0] != 0 or ends[-1] != entry.plain_length or sorted(ends) != list(ends):

@@ -123,7 +123,7 @@ class Kind(IntEnum):
 
 
 class Flag(IntEnum):
-    """Bits of the header's flags; `&` and `|` make plain numbers of them, which an `IntFlag` does not."""
+    """Bits of the header's field `flags`. Unlike with an `IntFlag`, `&` and `|` return plain numbers."""
 
     OPENS_SEGMENT = 1
     # Producer id and sequence are the hashes of an idempotency key and of the request.

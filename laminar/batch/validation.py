@@ -47,7 +47,7 @@ Ends = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellLimits:
-    """The largest sizes of one record's parts, in bytes; headers count names and values."""
+    """The largest sizes of the parts of one record, in bytes; that of headers includes names and values."""
 
     max_key_bytes: int
     max_tag_bytes: int

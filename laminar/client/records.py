@@ -30,10 +30,10 @@ T_co = TypeVar("T_co", covariant=True)
 class Receipt(NamedTuple):
     """The receipt of an append: the place of the record, and how durable it is.
 
-    A majority of the partition's ``replicas``, and at least the topic's `min_replicas`, have the record: on
-    disk if ``synced``, else perhaps only in memory. ``offset`` is -1 if an earlier run of a named producer
-    made the record durable, and for a delayed record: that has the id ``scheduled``, and gets its offset when
-    it is published.
+    The partition has ``replicas`` replicas; a majority of them, and at least the topic's `min_replicas`, have
+    the record: on disk if ``synced``, else perhaps only in memory. ``offset`` is -1 if an earlier run of a
+    named producer made the record durable, and for a delayed record, which gets its offset when it is
+    published: ``scheduled`` is the id of such a record.
     """
 
     partition: int

@@ -1,4 +1,4 @@
-"""A topic on an event loop: append, produce, read, cursors, descriptions."""
+"""A topic on an event loop: append, produce, read, subscribe, cursors, channels, search, splits."""
 
 from __future__ import annotations
 
@@ -433,7 +433,7 @@ class Topic(Generic[T]):
         return await set_channel(self._session, self.name, name, settings, version=version)
 
     async def delete_channel(self, name: str) -> None:
-        """Delete a channel and its state of each record; do nothing if there is none."""
+        """Delete a channel, and what it knows of each record; do nothing if there is no such channel."""
         await delete_channel(self._session, self.name, name)
 
     # -- searches ----------------------------------------------------------------------------
@@ -585,7 +585,7 @@ class Topic(Generic[T]):
     # -- describing ----------------------------------------------------------------------------
 
     async def describe(self) -> TopicInfo:
-        """Return the topic's description."""
+        """Return the topic's description: partitions, replicas, settings."""
         return TopicInfo.from_answer(await self._session.get_json(topic_path(self.name)))
 
     async def partitions(self) -> list[PartitionInfo]:

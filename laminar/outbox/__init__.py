@@ -2,7 +2,7 @@
 
 The application inserts a row into a table, in the transaction that makes its change. A `Relay`, in a process
 of its own, appends committed rows to a topic, each once, and deletes them. ``python -m laminar.outbox
-postgresql`` prints the tables. `docs/outbox.md` has the guarantees and the reasons.
+postgresql`` prints the SQL that creates the tables. `docs/outbox.md` has the guarantees and the reasons.
 """
 
 from __future__ import annotations

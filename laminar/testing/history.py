@@ -183,9 +183,9 @@ def _offsets(found: list[Read]) -> list[Violation]:
 
 
 def _order_per_key(found: list[Read]) -> list[Violation]:
-    """Return the violations of rule 4: the numbers of a key, in the order of offsets, not of reading.
+    """Return the violations of rule 4, which compares a key's numbers in the order of offsets.
 
-    A reader that returns records in the wrong order violates rule 3.
+    The order of reading is not used: a reader that returns records in the wrong order violates rule 3.
     """
     home: dict[Key, int] = {}
     highest: dict[Key, Read] = {}

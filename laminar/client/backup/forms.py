@@ -129,7 +129,7 @@ def check_form(form: Form) -> None:
 
 
 def open_sink(form: Form, writer: Writer) -> Sink:
-    """Return a sink that writes a file of this form."""
+    """Return a `Sink` that writes a file of this form by `writer`."""
     if form == "parquet":
         return _ParquetSink(writer)
     return Sink(writer, _csv_rows([_CSV_COLUMNS]) if form == "csv" else b"")

@@ -88,7 +88,7 @@ class Caller(Protocol):
         ...
 
     def knows_another_node(self, urls: Collection[str]) -> bool:
-        """Return whether there is a node that is not in `urls`."""
+        """Return whether a node is known whose URL is not in `urls`."""
         ...
 
 

@@ -192,7 +192,7 @@ class Session:
                 self._nodes.append(url.rstrip("/"))
 
     def knows_another_node(self, urls: Collection[str]) -> bool:
-        """Return whether there is a node that is not in `urls`."""
+        """Return whether this client knows a node whose URL is not in `urls`."""
         return any(url not in urls for url in self._nodes)
 
     async def _ask_cluster(self, url: str) -> Answer:

@@ -431,7 +431,7 @@ class PartitionQueue:
         return not (self.under_way or self.closed or self.open is not None or self.recovering)
 
     def first_number(self) -> int:
-        """Return the program's lowest number among the records without a receipt; 0 if there is none."""
+        """Return the lowest number (see `Pending`) of a record without a receipt; 0 if there is none."""
         if self.ended:  # what is in doubt comes after what the partition did not take
             return min((each.first_number for each in self.waiting() if each.first_number), default=0)
         for queue in (self.flying, self.closed):

@@ -539,7 +539,7 @@ class RecordAccumulator:
 
 
 def sealed_error(partition: int, version: int) -> Sealed:
-    """Return the error of records that name a `partition` that has ended; `version` is of the new route."""
+    """Return the error for records that name a `partition` that has ended; `version` is the new route's."""
     return Sealed(
         f"partition {partition} has ended, and accepts no more records: other partitions replace it",
         code="sealed",

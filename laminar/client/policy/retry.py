@@ -155,11 +155,11 @@ class StepTimeout:
         self._most_s = most_s
 
     def succeeded(self, took_s: float) -> None:
-        """Count a try that got its answer after `took_s` seconds."""
+        """Adapt the time-out to an attempt that got its answer after `took_s` seconds."""
         self.took_s = took_s
         self.seconds = min(max(self._least_s, self.seconds / 2, 4 * took_s), self._most_s)
 
     def failed(self, took_s: float, timeout_s: float) -> None:
-        """Count a try that failed after `took_s` seconds, and had `timeout_s`; not one that failed early."""
+        """Adapt the time-out to an attempt that failed after `took_s` of its `timeout_s` seconds."""
         if took_s >= timeout_s / 2:
             self.seconds = min(max(self.seconds, 2 * timeout_s), self._most_s)

@@ -250,7 +250,7 @@ class SessionOffsets:
         self._next: dict[tuple[str, int], int] = {}
 
     def advance(self, topic: str, partition: int, next_offset: int) -> None:
-        """Note that the partition was seen up to before `next_offset`."""
+        """Note that this client has seen a record before `next_offset`, or has appended it."""
         key = (topic, partition)
         if next_offset > self._next.get(key, 0):
             self._next[key] = next_offset

@@ -70,7 +70,7 @@ async def begin_named(session: Session, topic: str, name: str, *, timeout_s: flo
 
     Raises:
         Fenced: another client registered the name meanwhile.
-        Unavailable: no node knows what follows a partition that has ended.
+        Unavailable: no node knows which partitions replaced one that has ended.
         Error: as `Session.call` does.
     """
     deadline_ms = now_ms() + int(1000 * (session.timeout_s if timeout_s is None else timeout_s))

@@ -413,7 +413,7 @@ class Topic(Generic[T]):
         return self._portal.run(lambda: self._twin.set_channel(name, settings, version=version))
 
     def delete_channel(self, name: str) -> None:
-        """Delete a channel and its state of each record; do nothing if there is none."""
+        """Delete a channel, and what it knows of each record; do nothing if there is no such channel."""
         self._portal.run(lambda: self._twin.delete_channel(name))
 
     def search(
@@ -538,7 +538,7 @@ class Topic(Generic[T]):
         return self._portal.run(lambda: self._twin.count_delayed(bucket=bucket, start=start, end=end))
 
     def describe(self) -> TopicInfo:
-        """Return the topic's description."""
+        """Return the topic's description: partitions, replicas, settings."""
         return self._portal.run(lambda: self._twin.describe())
 
     def partitions(self) -> list[PartitionInfo]:
