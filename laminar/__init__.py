@@ -1,8 +1,8 @@
 """Laminar: a replicated log and message queue.
 
 This module only maps names to modules. Every name below is imported when it is
-first used, so that ``import laminar`` stays cheap and pulls in neither the server
-nor any optional library; `tests/client/test_import.py` holds it to that.
+first used, so that ``import laminar`` stays cheap and imports neither the server
+nor any optional library; `tests/client/test_import.py` checks that.
 """
 
 from __future__ import annotations

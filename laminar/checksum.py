@@ -1,7 +1,7 @@
 """CRC-32C, computed by the extension module of the library `crc32c`.
 
-The module is loaded without its package, whose head looks up the package's version: the import of
-`importlib.metadata`, `email` and `zipfile` for it took a tenth of the start of a node or of a command.
+The extension module is loaded without the package around it: that looks up its own version, and the imports
+for this took a tenth of the start of a node or of a command.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The modules that a build may compile, and which of them are compiled in this installation.
 
 The pure build has none: its wheel is the sources. The compiled build has, beside the same sources, extension
-modules that mypyc made of the modules in `MODULES`; Python prefers them. A module is in the list because a
-record passes through it, and it gains by being compiled (docs/benchmarks.md#the-compiled-build). Such a
+modules that mypyc made of the modules in `MODULES`; Python prefers them. A module is in the list because it
+runs for each record, and becomes faster when compiled (docs/benchmarks.md#the-compiled-build). Such a
 module has no class with class arguments, as `msgspec.Struct` classes have: mypyc drops these, which would
 change the stored and sent bytes (docs/decisions/0033-compiled-by-mypyc.md).
 """
@@ -84,12 +84,12 @@ MODULES = (
 
 @cache
 def compiled_modules() -> tuple[str, ...]:
-    """Return the modules of `MODULES` that are compiled here, by name and in that order."""
+    """Return the names of the modules in `MODULES` that are compiled in this installation, in that order."""
     return tuple(name for name in MODULES if _is_extension(name))
 
 
 def described() -> str:
-    """Return ``pure`` or ``compiled``; where some of `MODULES` are missing, with those that are compiled."""
+    """Return ``pure`` or ``compiled``; if only some of `MODULES` are compiled, with their names."""
     found = compiled_modules()
     if not found:
         return "pure"

@@ -52,7 +52,7 @@ class NodeFailed(Exception):
 
 @dataclass(slots=True, kw_only=True)
 class _Boot(Boot):
-    """A start without a supervisor: reports are calls, not bytes in a pipe."""
+    """The start of a node without a supervisor: its parts report by calls, not over a pipe."""
 
     on_answers: Callable[[], None]
     on_ready: Callable[[], None]
@@ -64,7 +64,7 @@ class _Boot(Boot):
         self.on_ready()
 
     async def until_shared_port_listens(self) -> None:
-        """Return at once: `on_answers` has begun to listen."""
+        """Return at once, because `on_answers` has begun to listen already."""
 
 
 class EmbeddedNode:
@@ -98,7 +98,7 @@ class EmbeddedNode:
 
     @property
     def failure(self) -> BaseException | None:
-        """What ended a part of the node by itself; None while all is well."""
+        """The error that ended a part of the node; None while all parts run."""
         for process in self._processes.values():
             if process.failure is not None:
                 return process.failure
@@ -108,7 +108,7 @@ class EmbeddedNode:
         return None
 
     async def start(self, *, timeout_s: float) -> None:
-        """Open both store directories and serve.
+        """Open the store directories of controller and shard, and serve.
 
         Raises:
             NodeFailed: the node is not ready within `timeout_s`.
@@ -199,7 +199,7 @@ class EmbeddedNode:
         }
 
     async def stop(self) -> None:
-        """End in order: the shard hands over and drains while the controller can still answer it."""
+        """Stop the node: first the shard, which transfers its leaders, then the controller that it needs."""
         self._folder.remove_node_file()
         for role in reversed(_ROLES):
             if role in self._processes:
@@ -217,9 +217,9 @@ async def embed(
 ) -> AsyncIterator[EmbeddedNode]:
     """Run a node with its data in `path`, in this loop, for the length of a block.
 
-    Any free loopback port is taken unless `port` is given. `settings` are a node's, by name, without those of
+    A free loopback port is used unless `port` is given. `settings` are settings of a node, except those of
     processes (`data`, `shards`, `pin`, `log_level`, `log_format`); `default_replicas` is 1 here. What is
-    acknowledged is durable, also if the block never ends.
+    acknowledged is durable, also if the program is killed within the block.
 
     Raises:
         NodeFailed: the node could not start, or, at the block's end, it failed meanwhile.

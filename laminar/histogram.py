@@ -15,7 +15,7 @@ SECONDS: Final = (
 
 
 class Histogram:
-    """Counts of observed values by bounds, and their sum. One thread observes; any may read."""
+    """Counts of observed values by upper bounds, and their sum. One thread adds values; any may read."""
 
     __slots__ = ("bounds", "counts", "total")
 
@@ -26,19 +26,19 @@ class Histogram:
         self.total = 0.0
 
     def observe(self, value: float) -> None:
-        """Count a value."""
+        """Add one observed value."""
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
 
     def observe_many(self, value: float, count: int) -> None:
-        """Count a value `count` times."""
+        """Add `count` observations of the same value."""
         self.counts[bisect_left(self.bounds, value)] += count
         self.total += value * count
 
     def percentile(self, share: float) -> float:
-        """Return the least bound that `share` (0 to 1) of the values do not exceed; 0 without a value.
+        """Return the smallest bound that at least `share` (0 to 1) of the values do not exceed.
 
-        It is infinite if that share has values beyond the last bound.
+        It is 0 without values, and infinite if too many values exceed the last bound.
         """
         left = share * sum(self.counts)
         if not left:
@@ -50,5 +50,5 @@ class Histogram:
         return math.inf
 
     def stored(self) -> tuple[list[int], float]:
-        """Return the counts and the sum, to be shown."""
+        """Return a copy of the counts by bound, and the sum of the values, for the metrics page."""
         return self.counts[:], self.total

@@ -1,8 +1,9 @@
 """Effects of jobs in an application's database, each once, although a job may be given out several times.
 
-A job is given out again when its consumer dies, is slow, or gets no answer to its acknowledgement. `Done`
-writes the job's place into a table, in the transaction of its effects. So both are stored or neither, and it
-is known whether a repeated job had its effects. `docs/outbox.md` has the guarantees and the reasons.
+A job (a record that a channel gives to a consumer) is given out again if its consumer dies, is slow, or gets
+no answer to its acknowledgement. `Done` writes channel, partition and offset of the job into a table, in the
+transaction of the job's effects. So both are stored or neither, and a consumer that gets a job again finds
+out whether it had its effects. `docs/outbox.md` has the guarantees and the reasons.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ CREATE TABLE {table}_floor (
 
 
 class OfChannel(Protocol):
-    """The attributes of a job that are used here; `laminar.Job` and `laminar.aio.Job` have them."""
+    """The attributes of a job that `Done` uses; `laminar.Job` and `laminar.aio.Job` have them."""
 
     @property
     def channel_id(self) -> int:
@@ -54,15 +55,15 @@ class OfChannel(Protocol):
 
 
 def schema(table: str = "done") -> str:
-    """Return the SQL statements that make the tables, for PostgreSQL and SQLite alike."""
+    """Return the SQL statements that create the tables of `Done`, for PostgreSQL and SQLite alike."""
     return _TABLES.format(table=checked_name(table))
 
 
 class Done:
-    """The record of done jobs, in `table` of a database, made by `laminar.once.schema`.
+    """The list of the jobs that are done, in `table` of a database, made by `laminar.once.schema`.
 
-    `connection` is the application's: of `sqlite3`, `psycopg` or `pg8000`. As that is used by one thread at a
-    time, so is this.
+    `connection` is the application's: of `sqlite3`, `psycopg` or `pg8000`. Only one thread at a time may use
+    the connection and this object.
     """
 
     def __init__(self, connection: Any, table: str = "done") -> None:
@@ -74,8 +75,8 @@ class Done:
     def first(self, job: OfChannel) -> Iterator[bool]:
         """Begin a transaction; yield True if the job's effects are not in the database yet.
 
-        ``with done.first(job) as fresh:``. The end of the block commits; if it raises, all is rolled back,
-        and the job is fresh the next time. Acknowledge the job after the block, not in it.
+        ``with done.first(job) as fresh:``. The end of the block commits; if the block raises, all is rolled
+        back, and `fresh` is True again the next time. Acknowledge the job after the block, not in it.
         """
         begins_itself = self._driver.begins_itself(self._connection)
         if not begins_itself:
@@ -95,13 +96,14 @@ class Done:
             self._execute("COMMIT")
 
     def add(self, job: OfChannel) -> bool:
-        """Note the job as done in the transaction of the caller, who commits it or rolls it back.
+        """Note the job as done in the caller's transaction, which the caller commits or rolls back.
 
-        Return True if its effects are not in the database yet. Call it before the effects. If another
-        consumer has the same job in an open transaction, this waits for its end.
+        Return True if the job's effects are not in the database yet. Call this before the effects. If another
+        consumer has the same job in an open transaction, the call waits for the end of that.
 
         Raises:
-            ConfigError: no transaction is open, nor begun by this; or it is one of `repeatable read`.
+            ConfigError: no transaction is open, and the connection begins none by itself; or the isolation
+                level is `repeatable read`.
         """
         connection = self._connection
         if not (self._driver.begins_itself(connection) or self._driver.is_in_transaction(connection)):
@@ -122,7 +124,7 @@ class Done:
         return job.offset >= floor
 
     def _floor(self, channel: tuple[int, int]) -> int:
-        """Return the offset below which rows were deleted; -1 if none were."""
+        """Return the offset below which jobs are done and their rows deleted; -1 if no row was deleted."""
         sqlite = self._driver.is_sqlite
         isolation = "'serializable'" if sqlite else "current_setting('transaction_isolation')"
         ((floor, level),) = self._execute(
@@ -140,7 +142,7 @@ class Done:
         return -1 if floor is None else int(floor)
 
     def _forget(self, channel: tuple[int, int], floor: int, *, is_new: bool) -> None:
-        """Delete the rows below `floor`, unless another transaction is at it."""
+        """Delete the rows of jobs below `floor`, unless another transaction is just doing that."""
         where = "channel = ? AND partition_number = ?"
         if is_new:
             sql = f"INSERT INTO {self._table}_floor VALUES (?, ?, 0) ON CONFLICT DO NOTHING"

@@ -1,7 +1,7 @@
 """Buffers that are not zeroed first, for bytes that a system call fills at once.
 
-`bytearray(size)` writes zeros, which takes as long as the read or the receipt itself. Nothing may see such a
-buffer before all of it is filled: it holds what was in that memory before.
+`bytearray(size)` writes zeros, which takes as long as reading or receiving the bytes. No one may see such a
+buffer before all of it is filled: it contains whatever was in that memory before.
 """
 
 from __future__ import annotations
@@ -19,5 +19,5 @@ _new: Callable[[None, int], bytearray] = ctypes.PYFUNCTYPE(
 
 
 def new_bytearray(size: int) -> bytearray:
-    """Return a bytearray of `size` bytes with any content; raise `MemoryError` if there is no room."""
+    """Return a bytearray of `size` bytes with arbitrary content. Raises `MemoryError` if there is no room."""
     return bytearray(size) if size < _ZEROED_BYTES else _new(None, size)

@@ -1,7 +1,8 @@
-"""The columnar batch. This module exports everything that a user of batches needs.
+"""Batches: records in columns behind a header, the unit of append, replication, storage and fetch.
 
-`header` is the first 128 bytes and their checksums, `columns` the body, `builder` makes batches, `batch`
-reads them, `validation` checks what a client sent. `docs/format.md` has every byte.
+This package exports everything that a user of batches needs. `header` is the first 128 bytes and their
+checksums, `columns` the body; `builder` makes batches, `batch` reads them, `validation` checks those of
+clients. The encoded bytes of a batch are a *frame*. `docs/format.md` has every byte.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """A batch of records as its reader sees it: columns are decoded when they are first used, and cached.
 
 Bytes are copied only where that is necessary. No number in the frame is trusted: a body that disagrees with
-its directory raises a `BatchError` that names the offsets of the records. This module is apart from building,
-so that it shows on one page what reading costs.
+its directory raises a `BatchError` that names the offsets of the records.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _HEADERS_DECODER = msgspec.msgpack.Decoder(dict[str, bytes])
 
 
 class Record:
-    """One record, which reads its cells from its batch. Times are ms since the epoch."""
+    """One record of a batch; its cells are read from the batch when used. Times are ms since the epoch."""
 
     __slots__ = ("_batch", "_position", "offset", "value")
 
@@ -68,13 +67,13 @@ class Record:
 
     @property
     def delivery_time(self) -> int | None:
-        """The time (ms) at which readers were to get the record; None: at once."""
+        """The time (ms since the epoch) from which on readers get the record; None if it was not delayed."""
         times = self._batch.delivery_times
         return None if times is None else times[self._position]
 
     @property
     def trace_id(self) -> bytes | None:
-        """The 16 bytes of its trace id, if it has one."""
+        """The 16 bytes of the record's trace id; None if it has none."""
         traces = self._batch.trace_ids
         return None if traces is None else traces[self._position]
 
@@ -93,11 +92,11 @@ class Record:
 
 
 class Batch:
-    """The records of one frame. A frame of a control kind is a batch without records.
+    """The records of one frame (the encoded bytes of a batch); none if its kind has no records.
 
-    Both checksums are checked when it is made. Not with ``verified=True``, by which the caller says that it
-    has checked them; and with a `header`, which `split_headers` has verified, only the body's is. Columns are
-    read on first use: a column that is wrong raises `BatchError` then, and only then.
+    The constructor checks both checksums. With ``verified=True`` it checks none: the caller has done that.
+    With a `header`, which `split_headers` has verified, it checks only that of the body. Columns are read on
+    first use: a column that is wrong raises `BatchError` then, and only then.
     """
 
     __slots__ = ("_cache", "_entries", "frame", "header")
@@ -135,12 +134,12 @@ class Batch:
 
     @property
     def is_large(self) -> bool:
-        """Whether its one record is larger than a batch, and so has no value here: see `large_record`."""
+        """Whether the batch is a stub: it stands for a record larger than a batch (see `large_record`)."""
         return bool(self.header.flags & _LARGE)
 
     @property
     def columns(self) -> Set[int]:
-        """The numbers of the columns this batch has, unknown ones too; empty for a control kind."""
+        """The numbers of the columns this batch has, also unknown ones; empty if its kind has no records."""
         return self.directory().keys()
 
     def entry(self, column: int) -> Entry | None:
@@ -148,7 +147,7 @@ class Batch:
         return self.directory().get(column)
 
     def directory(self) -> Mapping[int, Entry]:
-        """Return the lines of all columns, by number; empty for a control kind."""
+        """Return the directory: a line for each column, by number; empty if the kind has no records."""
         if self._entries is None:
             if self.header.kind is not _DATA:
                 self._entries = {}
@@ -160,7 +159,7 @@ class Batch:
         return self._entries
 
     def plain(self, column: Column) -> memoryview | None:
-        """Return the bytes of a variable column, decompressed once; None if there is no such column."""
+        """Return the bytes of a column of byte strings, decompressed once; None if it is absent."""
         if column not in self._cache:
             entry = self.entry(column)
             try:
@@ -171,7 +170,7 @@ class Batch:
         return plain
 
     def cells(self, column: Column) -> tuple[tuple[int, ...], memoryview] | None:
-        """Return (offsets, plain bytes) of a variable column, checked; None if there is no such column.
+        """Return (offsets, bytes) of a column of byte strings, decompressed and checked; None if absent.
 
         Cell `i` has the bytes from offset `i` up to, not including, offset `i + 1`.
         """
@@ -226,7 +225,7 @@ class Batch:
 
     @property
     def given_timestamps(self) -> list[int | None] | None:
-        """The times that the producer gave, None where it gave none; None if it gave none at all."""
+        """The times that the producer gave its records, None for one without; None if it gave none at all."""
         if "given_timestamps" not in self._cache:
             self._cache["given_timestamps"] = self._times(Column.TIMESTAMP)
         found: list[int | None] | None = self._cache["given_timestamps"]
@@ -245,7 +244,7 @@ class Batch:
         return tags
 
     def check_text(self) -> None:
-        """Raise `BatchError` if a tag is not UTF-8: for callers that pass the bytes on as text, unread."""
+        """Raise `BatchError` if a tag is not UTF-8. For callers that pass on the stored bytes as text."""
         plain = self.plain(Column.TAG)
         # Mostly all is ASCII, which is checked in one pass in C. Else each tag is decoded by itself, as a tag
         # may begin or end inside a character.
@@ -285,7 +284,7 @@ class Batch:
 
     @property
     def delivery_times(self) -> list[int | None] | None:
-        """Each record's time of delivery in epoch ms, None where it is at once; None if all are."""
+        """Each record's delivery time in ms since the epoch, None if it has none; None if none has one."""
         if "delivery_times" not in self._cache:
             self._cache["delivery_times"] = self._times(Column.DELIVERY_TIME)
         found: list[int | None] | None = self._cache["delivery_times"]
@@ -345,7 +344,7 @@ class Batch:
         return [cell if bit == "1" else None for cell, bit in zip(cells, present, strict=True)]
 
     def bad(self, error: Exception) -> BatchError:
-        """Return `error` as a `BatchError` that names the records that cannot be read."""
+        """Return a `BatchError` for `error` that names the offsets of this batch, which cannot be read."""
         first, end = self.header.base_offset, self.header.next_offset
         known = error if isinstance(error, BatchError) else None
         return BatchError(

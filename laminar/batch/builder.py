@@ -1,7 +1,8 @@
 """Build batches of records, and merge small batches into one.
 
 A batch is the unit of append, checksum, replication, storage and fetch. Its header is written by `header`,
-its body by `columns`; nothing here touches a file, a socket or a clock.
+its body by `columns`; nothing here touches a file, a socket or a clock. Frames built here are *unstamped*:
+their index, term, offset and append time are 0, until the leader of a partition writes them into the header.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def build(
     checkpoint: int = 0,
     floor: int = 0,
 ) -> bytearray:
-    """Return an unstamped frame of records, with both checksums right.
+    """Return the frame of a new batch of records, not yet stamped with its place in a log.
 
     Every sequence is as long as `values`, with None for a record that has no such cell; a sequence that is
     None, or has only None, makes no column. Times are ms since the epoch; a trace id has 16 bytes. `codec` is
@@ -68,7 +69,7 @@ def build(
     and `floor` are those of `Header`.
 
     Raises:
-        BatchError: there are no records, a cell is out of range, or the frame would pass 2 GiB.
+        BatchError: there are no records, a cell is out of range, or the frame would exceed 2 GiB.
     """
     raw = None
     if headers is not None:
@@ -106,7 +107,7 @@ def _build(
     checkpoint: int = 0,
     floor: int = 0,
 ) -> bytearray:
-    """Return what `build` does; `headers` are encoded already, as msgpack maps."""
+    """Build a frame like `build`, from `headers` that are encoded already, as msgpack maps."""
     count = len(values)
     if count == 0:
         raise malformed("count", 0, "at least 1", "batch")
@@ -161,10 +162,10 @@ _MERGEABLE = frozenset(Column)
 
 
 def mergeable(frame: Buffer) -> bool:
-    """Return whether `merge` takes this verified frame: records, no producer id, only known columns.
+    """Return whether `merge` accepts this verified frame: records, no producer id, only known columns.
 
     Raises:
-        BatchError: its directory is wrong.
+        BatchError: the frame's directory is wrong.
     """
     header = Header.unpack(frame)
     if header.kind is not Kind.DATA or header.producer_id != NO_PRODUCER:
@@ -173,9 +174,10 @@ def mergeable(frame: Buffer) -> bool:
 
 
 def merge(frames: Iterable[Buffer]) -> bytearray:
-    """Return one unstamped frame with the records of all `frames`, in order, without compression.
+    """Return one frame with the records of all `frames`, in order, without compression.
 
-    The frames must be verified. A column that only some of them have is null for the records of the others.
+    The frames must be verified. If only some of them have a column, the records of the others are null in it.
+    The result is not stamped: index, term, offset and append time are 0, as in frames from clients.
 
     Raises:
         BatchError: a frame is not `mergeable`, or its directory or offsets are wrong.
@@ -226,8 +228,8 @@ _SINGLE_ENDS = struct.Struct("<ii")
 def _single_value(frame: Buffer) -> memoryview | None:
     """Return the value of a batch that holds one value and nothing else; None for any other batch.
 
-    The append batcher merges hundreds of such batches in a turn of the loop. Their layout is fixed, so this
-    takes 1 µs; the general way takes 6, and raises what is wrong with a batch.
+    A node merges hundreds of such batches in a turn of its loop. Their layout is fixed, so this takes 1 µs;
+    the general way takes 6, and raises an error if a batch is wrong.
     """
     header_count, body_length, producer_id = _HEADER_FIELDS.unpack_from(frame)
     if header_count != 1 or body_length < 72 or _SINGLE.unpack_from(frame, HEADER_SIZE) != _SINGLE_DIRECTORY:

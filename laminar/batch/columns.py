@@ -1,10 +1,9 @@
 """The body of a batch of records: a directory, then columns in Arrow's own layout.
 
-It decides where each column begins, how a missing key or tag is written, and whether the numbers in a
-directory that came from outside are consistent and within limits. It decompresses a column, never to more
-bytes than the directory states. It knows nothing of logs, and of cells it checks only lengths and times. It
-is apart from the header because a server mostly moves frames without reading their bodies. ``docs/format.md``
-has every byte.
+The directory has one line for each column: where it is, how long, how compressed. This module decides where
+each column begins and how a missing cell is written; it checks that the numbers in a directory from outside
+are consistent and within limits. It decompresses a column, never to more bytes than the directory states. Of
+cells it checks only lengths and times. ``docs/format.md`` has every byte.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class Column(IntEnum):
 
 
 class Codec(IntEnum):
-    """The compression of a variable column's bytes. The number of LZ4 is reserved: it is not supported."""
+    """The compression of a column of byte strings. The number of LZ4 is reserved: it is not supported."""
 
     NONE = 0
     ZSTD = 1
@@ -84,11 +83,12 @@ class Entry(NamedTuple):
 
 
 class Cells(NamedTuple):
-    """A column that is to be put into a frame. `parts` are its bytes, which `assemble` joins.
+    """An encoded column, to be put into a frame by `assemble`, which joins its `parts`.
 
-    `column` and `codec` are numbers, as a newer program's column or codec has no name here.
-    `width` is 0 for a variable column; `validity` and `offsets` are empty where it has none. Lengths are
-    those of the `parts` as stored, and before compression, in bytes.
+    `column` and `codec` are plain numbers, because those of a newer program have no names here. `width` is
+    the number of bytes of each cell, 0 for a column of byte strings. `validity` and `offsets` are empty if
+    the column has none. `stored_length` and `plain_length` are the bytes of `parts` as stored, and before
+    compression.
     """
 
     column: int
@@ -158,7 +158,7 @@ def _check_times(column: int, found: Sequence[int]) -> None:
 
 
 def read_times(frame: Buffer, entry: Entry, count: int) -> tuple[int, ...]:
-    """Return the times of a column in ms, all in range; the number of a missing cell means nothing."""
+    """Return the times of a column in ms, checked to be in range; for a missing cell any number."""
     found: tuple[int, ...] = struct.unpack_from(f"<{count}q", frame, entry.position)
     _check_times(entry.column, found)
     return found
@@ -207,9 +207,9 @@ def _fold(codec: Codec, plain: bytes) -> bytes:
 
 
 def assemble(columns: Sequence[Cells]) -> bytearray:
-    """Return a frame: room for a header, the directory, the columns, which must come by rising number.
+    """Return a frame with room for a header, the directory, and `columns`, sorted by rising number.
 
-    Everything is copied once. `seal` writes the header.
+    Every byte is copied once. `seal` then writes the header.
     """
     directory_bytes = _HEAD.size + _ENTRY.size * len(columns)
     directory = [_HEAD.pack(len(columns), 0, directory_bytes)]
@@ -339,17 +339,17 @@ _PLAIN_LINE = _PLAIN_VALUES[3:]
 
 
 def says_only_values(frame: Buffer) -> bool:
-    """Return whether the directory says that there is one column, of plain values; nothing is verified."""
+    """Return whether the directory names one column, of uncompressed values; nothing is verified."""
     if len(frame) < HEADER_SIZE + _ONLY_VALUES.size:
         return False
     return _ONLY_VALUES.unpack_from(frame, HEADER_SIZE)[: len(_PLAIN_VALUES)] == _PLAIN_VALUES
 
 
 def _only_values(frame: Buffer, header: Header) -> Entry | None:
-    """Return the directory's line of a batch of plain values and nothing else; None for any other batch.
+    """Return the directory's line of a batch that has only uncompressed values; None for any other batch.
 
-    For the most common batch it applies the rules of `read_directory` in a third of the time. None is no
-    error: the general way then decides.
+    For this most common batch it applies the rules of `read_directory` in a third of the time. None does not
+    mean an error: call `read_directory` then.
     """
     line, position, stored_length, plain_length, null_count = _SHORT_ONLY_VALUES.unpack_from(
         frame, HEADER_SIZE
@@ -416,7 +416,7 @@ _LAYOUTS: dict[int, int] = {column: _WIDTHS.get(column, 0) for column in Column}
 
 
 def read_ends(frame: Buffer, entry: Entry, count: int) -> tuple[int, ...]:
-    """Return the count + 1 offsets of a variable column, checked: from 0, never falling, to its length."""
+    """Return the count + 1 offsets of a column of byte strings; they must rise from 0 to its length."""
     ends: tuple[int, ...] = struct.unpack_from(f"<{count + 1}i", frame, entry.offsets_position)
     # To sort what is sorted takes one pass in C: the cheapest test of their order.
     if ends[0] != 0 or ends[-1] != entry.plain_length or sorted(ends) != list(ends):
@@ -448,13 +448,13 @@ def unfold(frame: Buffer, entry: Entry) -> memoryview:
 
 
 def too_large(field: str, value: int, limit: int) -> BatchError:
-    """Return the error of a part of a batch that is above its limit."""
+    """Return the error for a part of a batch that has `value` bytes or cells, above its `limit`."""
     return BatchError(
         "too_large", f"batch: {field} is {value}, at most {limit}", field=field, value=value, limit=limit
     )
 
 
 def unsupported_codec(codec: int) -> BatchError:
-    """Return the error of a codec that this program cannot read."""
+    """Return the error for a codec that this version cannot read."""
     known = [Codec.NONE.name, Codec.ZSTD.name]
     return BatchError("unsupported", f"codec {codec} is not known", field="codec", value=codec, limit=known)

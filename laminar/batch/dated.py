@@ -1,7 +1,8 @@
 """Batches whose records keep their times when they are appended again, as by an import.
 
-A record without a time of its own shows that of its append. Appended again it would show a new one, so its
-batch gets a column of times first. All other bytes of the body stay: compressed columns stay compressed.
+Readers see a record to which its producer gave no time with the time of its append. Appended again, such a
+record would get a new time; so its batch first gets a column with the present times. All other columns stay
+as they are, compressed ones compressed.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from laminar.batch.projection import cells_of
 
 
 def dated(frame: Buffer) -> bytearray:
-    """Return a copy of a verified batch of records in which each record has a time.
+    """Return a copy of a verified batch in which each record has its time in the column of times.
 
     Raises:
         BatchError: the directory or a time is wrong.

@@ -1,11 +1,11 @@
 """The 128-byte header of a batch: its fields, its kinds and its two checksums.
 
-One batch is one Raft entry and one stored frame: this header, then a body. The producer seals the body, that
-is writes its CRC, which does not change later. The leader writes the batch's place in the log into the header
-(*stamps* it) and seals the header. Only this module knows the layout: others use `HEADER_SIZE`, the functions
-below, or a `struct.Struct` from `fields`. It decides whether the bytes of a frame are intact, and which entry
-they are. It knows neither the content of a body (`columns`), nor whether a place in the log is the right one
-(`raft`). Reference: `docs/format.md`.
+One batch is one Raft entry and one stored *frame*: this header, then a body. The producer writes the CRC of
+the body, which does not change later. The leader *stamps* the frame: it writes the batch's place in the log
+(index, term, offset) and the time into the header, and the header's CRC. Only this module knows the layout:
+others use `HEADER_SIZE`, the functions below, or a `struct.Struct` from `fields`. It decides whether the
+bytes of a frame are intact, and which entry they are. It knows neither the content of a body (`columns`), nor
+whether a place in the log is the right one (`raft`). Reference: `docs/format.md`.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ OFFSETS: Final = {
 def fields(*names: str, then: str = "") -> struct.Struct:
     """Return a `Struct` that unpacks the named fields of a header, which must be named in their order.
 
-    It is for paths that run once for each batch and need few fields; to skip the others costs nothing. It
-    always spans the whole header; `then` is the format of bytes after it. Do not pack with it: that would
-    write zeros over the skipped fields.
+    Use it in code that runs for each batch and needs few fields; skipped fields cost nothing. The `Struct`
+    spans the whole header; `then` is the format of bytes after it. Do not pack with it: that would write
+    zeros over the skipped fields.
     """
     form, position = "<", 0
     for name in names:
@@ -77,7 +77,7 @@ def fields(*names: str, then: str = "") -> struct.Struct:
 
 
 def _adjacent(*names: str) -> struct.Struct:
-    """Return a `Struct` of fields that follow each other, to pack at the offset of the first."""
+    """Return a `Struct` of adjacent fields, to pack at the offset of the first."""
     order = list(_FIELDS)
     first = order.index(names[0])
     assert tuple(order[first : first + len(names)]) == names, f"{names} are not adjacent"
@@ -98,10 +98,10 @@ HEADER_CRC_AT: Final = OFFSETS["header_crc"]
 class Kind(IntEnum):
     """The kinds of batches.
 
-    `DATA` holds records. `STAGED` holds records that get their offsets from the `PUBLISH` that names them, or
-    bytes of a record that is larger than a batch. `SKIP` takes offsets that no record will ever have. The
-    body of any other kind is one opaque payload; that of `DELAYED` and of `PUBLISH` may have a whole batch of
-    records in it.
+    `DATA` has records. `STAGED` has records that get their offsets from a later `PUBLISH` entry that names
+    the batch, or bytes of a record that is larger than a batch. `SKIP` uses up offsets that no record will
+    ever have. The body of any other kind is one opaque payload; that of `DELAYED` and of `PUBLISH` may
+    contain a whole batch of records.
     """
 
     DATA = 0
@@ -123,7 +123,7 @@ class Kind(IntEnum):
 
 
 class Flag(IntEnum):
-    """Bits of the header's flags; `&` and `|` make plain numbers of them, which an `IntFlag` does not."""
+    """Bits of the header's field `flags`. Unlike with an `IntFlag`, `&` and `|` return plain numbers."""
 
     OPENS_SEGMENT = 1
     # Producer id and sequence are the hashes of an idempotency key and of the request.
@@ -139,10 +139,10 @@ class Flag(IntEnum):
 class BatchError(ValueError):
     """A frame is damaged, contradicts itself, is not supported, or is larger than allowed.
 
-    `code` is ``malformed``, ``bad_checksum``, ``unsupported`` or ``too_large``. `field` names the part,
-    `value` is what was found there, and `limit` what would have been right; None where that does not apply.
-    `offsets` is the range ``(first, next)`` of the records that cannot be read, or None if it is not known:
-    the records exist, and a reader may go on at ``next``.
+    `code` is ``malformed``, ``bad_checksum``, ``unsupported`` or ``too_large``. `field` names the wrong part,
+    `value` is its value, and `limit` the largest or the right value; each is None if it does not apply.
+    `offsets` is the range ``(first, next)`` of the records in the frame, so that a reader can go on at
+    ``next``; None if the range is not known.
     """
 
     def __init__(
@@ -164,7 +164,7 @@ class BatchError(ValueError):
 
 
 def malformed(field: str, value: object, expected: object, what: str) -> BatchError:
-    """Return the error of a part of `what` that holds `value` where `expected` would be right."""
+    """Return the error for a `field` of `what` that has `value` instead of `expected`."""
     return BatchError(
         "malformed", f"{what}: {field} is {value}, not {expected}", field=field, value=value, limit=expected
     )
@@ -205,11 +205,10 @@ _SYNCED = int(Flag.SYNCED)
 class Header:
     """The header of a frame as numbers. Times are ms since the epoch, lengths bytes, CRCs CRC-32C.
 
-    `checkpoint` is the highest of the numbers that a producer's user gave to the records (0: none). All
-    records with numbers up to `floor` are durable, in every partition (0: not known). A `DELAYED` batch has
-    both as the producer's batch in it had. In a `STAGED` batch
-    `checkpoint` is the number of the stage, and `floor` the number of its records, 0 for a part of a large
-    record.
+    In a batch of a named producer, whose program numbers its records, `checkpoint` is the highest number in
+    the batch (0: none), and all records with numbers up to `floor` are durable, in every partition (0: not
+    known). A `DELAYED` batch has both from the batch that the producer sent. In a `STAGED` batch `checkpoint`
+    is the number of the stage, and `floor` the count of its records, 0 for a part of a large record.
     """
 
     kind: Kind
@@ -274,12 +273,12 @@ class Header:
 
     @staticmethod
     def unpack(buffer: Buffer, position: int = 0) -> Header:
-        """Return the header at `position`, after checking magic and version, and that its values are known.
+        """Return the header at `position`, after checking magic, version, kind and flags.
 
         The checksum is not checked: use `verify` for bytes from a disk or a connection.
 
         Raises:
-            BatchError: one of them is wrong, or there are too few bytes.
+            BatchError: a checked field is wrong or unknown, or there are too few bytes.
         """
         if len(buffer) - position < HEADER_SIZE:
             raise malformed("length", len(buffer) - position, f"at least {HEADER_SIZE}", "frame")
@@ -365,7 +364,7 @@ def kind_of(frame: Buffer) -> int:
 
 
 def is_one_frame(buffer: Buffer) -> bool:
-    """Return whether a buffer is as long as its beginning, read as a header, says; nothing is verified."""
+    """Return whether a buffer has exactly the length that its header states; nothing is verified."""
     if len(buffer) < HEADER_SIZE:
         return False
     length: int = _BODY_LENGTH.unpack_from(buffer, _BODY_LENGTH_AT)[0]
@@ -373,7 +372,7 @@ def is_one_frame(buffer: Buffer) -> bool:
 
 
 def term_of(frame: Buffer) -> int:
-    """Return the Raft term that a frame was stamped with."""
+    """Return the Raft term in a frame's header, as its leader wrote it."""
     term: int = _TERM.unpack_from(frame, _TERM_AT)[0]
     return term
 
@@ -449,7 +448,7 @@ def seal(
 
 
 def build_control(kind: Kind, payload: Buffer = b"", *, flags: int = 0) -> bytearray:
-    """Return an unstamped frame of a control kind: no records, and `payload` as its body."""
+    """Return a new frame of a kind without records, with `payload` as its body; it is not stamped yet."""
     assert kind is not Kind.DATA, "records are built by `build`"
     return seal(bytearray(HEADER_SIZE) + payload, kind, flags=flags)
 
@@ -465,7 +464,7 @@ def stamp(
     committed_index: int,
     opens_segment: bool = False,
 ) -> None:
-    """Write the place in the log, the time and the commit index into the header, and seal the header.
+    """Write a frame's place in the log, the time and the commit index into its header, and its checksum.
 
     The frame is changed in place. The leader does this once, before the frame is written anywhere. The body
     and its checksum stay as the producer made them.
@@ -480,7 +479,7 @@ def stamp(
 def set_producer(
     frame: bytearray | memoryview, *, producer_id: bytes, epoch: int, sequence: int, keyed: bool
 ) -> None:
-    """Write producer id, epoch and sequence number into an unstamped frame, in place, and seal its header.
+    """Write producer id, epoch and sequence number into a frame's header, in place, before it is stamped.
 
     By these numbers the frame is recognised when it is sent again.
     """
@@ -493,10 +492,10 @@ def set_producer(
 def as_staged(
     frame: bytearray | memoryview, *, sink: bytes, epoch: int, number: int, stage: int, records: int
 ) -> None:
-    """Turn a batch of records into a stage of a sink's batch `number`, in place, before it is stamped.
+    """Turn a batch of records into a stage (records of batch `number` of a sink, not visible yet), in place.
 
-    `stage` is the number of the stage, `records` that of its records. The header's checksum is wrong until
-    `stamp`.
+    `stage` is the number of the stage, `records` the count of its records. Call it before `stamp`, which
+    makes the header's checksum right again.
     """
     _KIND_AND_FLAGS.pack_into(frame, _KIND_AT, Kind.STAGED, 0)
     _COUNT.pack_into(frame, _COUNT_AT, 0)
@@ -507,19 +506,18 @@ def as_staged(
 def build_part(value: Buffer, *, upload: bytes, number: int) -> bytearray:
     """Return a part of a large record: a `STAGED` batch without records, with `value` as body.
 
-    It has no place in a log yet: its leader writes index, term, offset and time. `upload` is the id of the
-    upload, 16 bytes; `number` is that of the part.
+    It is not stamped yet. `upload` is the 16-byte id of the upload; `number` is the number of the part.
     """
     return seal(bytearray(HEADER_SIZE) + value, Kind.STAGED, producer_id=upload, checkpoint=number)
 
 
 def as_large(stub: Buffer, *, publish: Header) -> bytearray:
-    """Return the stub of a large record as readers get it: at the place in the log of its publish entry."""
+    """Return the stub of a large record for readers: with index, term and offset of its `PUBLISH` entry."""
     return _at_publish(stub, publish, Flag.LARGE)
 
 
 def as_due(batch: Buffer, *, publish: Header) -> bytearray:
-    """Return the batch of delayed records as readers get it: at the place in the log of its publish entry."""
+    """Return a batch of delayed records for readers: with index, term and offset of its `PUBLISH` entry."""
     return _at_publish(batch, publish, 0)
 
 
@@ -533,7 +531,7 @@ def _at_publish(batch: Buffer, publish: Header, flags: int) -> bytearray:
 
 
 class SplitFrame:
-    """A frame with a new header: the header, and a view of the body where that lies."""
+    """A frame in two pieces: a new header, and a view of the body in the frame from which it was made."""
 
     __slots__ = ("body", "head")
 
@@ -555,12 +553,12 @@ def header_of(frame: Buffer | SplitFrame) -> Buffer:
 
 
 def whole(frame: Buffer | SplitFrame) -> Buffer:
-    """Return the frame as one buffer; a copy if it is none."""
+    """Return the frame as one buffer: itself, or a copy if it is in two pieces."""
     return frame.joined() if isinstance(frame, SplitFrame) else frame
 
 
 def as_published(staged: Buffer, *, publish: Header, base_offset: int) -> SplitFrame:
-    """Return a staged batch as readers get it: records from `base_offset` on, at its publish's place."""
+    """Return a staged batch for readers: records from `base_offset` on, with its `PUBLISH` entry's index."""
     records: int = _NUMBERS.unpack_from(staged, _NUMBERS_AT)[1]
     head = bytearray(memoryview(staged)[:HEADER_SIZE])
     _KIND_AND_FLAGS.pack_into(head, _KIND_AT, Kind.DATA, 0)
@@ -574,7 +572,7 @@ def as_published(staged: Buffer, *, publish: Header, base_offset: int) -> SplitF
 
 
 def replace_body(frame: Buffer, changed: bytearray) -> bytearray:
-    """Write the header of `frame` over the first bytes of `changed`, seal it for its body, and return it."""
+    """Copy the header of `frame` over the first bytes of `changed`, set length and checksums; return it."""
     changed[:HEADER_SIZE] = memoryview(frame)[:HEADER_SIZE]
     with memoryview(changed) as view:
         _BODY_LENGTH.pack_into(changed, _BODY_LENGTH_AT, len(changed) - HEADER_SIZE)
@@ -599,7 +597,7 @@ def verify(frame: Buffer) -> Header:
     """Return the header of a frame, after checking both checksums, and that it is exactly one frame.
 
     Raises:
-        BatchError: it is not.
+        BatchError: a checksum or the length is wrong.
     """
     header = verify_header(frame)
     verify_body(frame, header)
@@ -621,9 +619,9 @@ def _bad_checksum(field: str, found: int, stated: int) -> BatchError:
 
 
 def split(buffer: Buffer) -> list[memoryview]:
-    """Return a view of each of the frames that follow each other in `buffer`; no bytes are copied.
+    """Return a view of each of the consecutive frames in `buffer`; no bytes are copied.
 
-    Headers are verified, as their lengths say where to cut; bodies are not.
+    Headers are verified, because their lengths say where the next frame begins; bodies are not.
 
     Raises:
         BatchError: bytes are left over, or the last frame ends early.
@@ -632,7 +630,7 @@ def split(buffer: Buffer) -> list[memoryview]:
 
 
 def split_headers(buffer: Buffer) -> list[tuple[memoryview, Header]]:
-    """Return what `split` does, each frame with its verified header, so that no caller verifies it again."""
+    """Return the frames like `split`, each with its verified header."""
     view = memoryview(buffer)
     frames = []
     position = 0

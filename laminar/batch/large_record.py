@@ -35,7 +35,7 @@ def build_stub(
     size_bytes: int,
     crc32c: int,
 ) -> bytearray:
-    """Return the unstamped stub of a record whose value has `size_bytes` bytes with this checksum."""
+    """Return the stub of a record whose value has `size_bytes` bytes with this checksum; not stamped yet."""
     added = {SIZE_HEADER: b"%d" % size_bytes, CRC_HEADER: b"%08x" % crc32c}
     return build(
         [b""],
@@ -48,12 +48,12 @@ def build_stub(
 
 
 def size_of(batch: Batch) -> int:
-    """Return the length in bytes of the value that a stub stands for; raise `BatchError` without one."""
+    """Return the length in bytes of the value of a stub's record. Raises `BatchError` for other batches."""
     return _number_in(batch, SIZE_HEADER, 10)
 
 
 def checksum_of(batch: Batch) -> int:
-    """Return the CRC-32C of the value that a stub stands for; raise `BatchError` without one."""
+    """Return the CRC-32C of the value of a stub's record. Raises `BatchError` for other batches."""
     return _number_in(batch, CRC_HEADER, 16)
 
 
@@ -69,9 +69,10 @@ def _number_in(batch: Batch, name: str, base: int) -> int:
 def combine(before: int, checksum: int, length: int, *, often: bool = False) -> int:
     """Return the CRC-32C of two byte strings joined, from the checksum of each and the second's length.
 
-    As zlib's `crc32_combine` does: `before`, the checksum of the first, is multiplied by x to the power of
-    the number of bits in the second, modulo the polynomial. It takes 50 µs, whatever the `length`. With
-    `often` it takes 1 µs, after 2 ms for a table, which is kept for each of the last 16 lengths.
+    The method is that of zlib's `crc32_combine`: `before`, the checksum of the first, is multiplied by x to
+    the power of the number of bits in the second, modulo the polynomial. It takes 50 µs, whatever the
+    `length`. With `often` it takes 1 µs, after 2 ms for a table, which is kept for each of the last 16
+    lengths.
     """
     if not often:
         return _product(_power(length), before) ^ checksum
@@ -112,7 +113,7 @@ def _power(length: int) -> int:
 
 
 def _product(a: int, b: int) -> int:
-    """Multiply two polynomials, modulo the polynomial."""
+    """Return the product of two polynomials modulo the CRC-32C polynomial."""
     result, term = 0, _ONE
     while a:
         if a & term:

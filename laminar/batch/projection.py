@@ -1,7 +1,7 @@
 """Batches with fewer columns than were appended, for readers that need only keys, times or tags.
 
-A projected batch is a batch like any other, at the same place in the log, with checksums of its own. It makes
-answers smaller, and is never stored nor replicated. The caller decides which columns a reader gets.
+A projected batch is a batch like any other, with the same index and offsets, and checksums of its own. It
+makes answers smaller, and is never stored nor replicated. The caller decides which columns a reader gets.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ def project(frame: Buffer, keep: Container[int]) -> bytearray:
     """Return a copy of a verified batch of records with only the columns whose numbers are in `keep`.
 
     If values are not kept, each record has an empty value. Compressed columns stay compressed. The stub of a
-    record larger than a batch is returned whole, as its headers say what it is.
+    record larger than a batch is returned whole, because its headers are needed.
 
     Raises:
         BatchError: the directory is wrong.
@@ -31,7 +31,7 @@ def project(frame: Buffer, keep: Container[int]) -> bytearray:
 def cells_of(
     frame: Buffer, entries: Mapping[int, Entry], count: int, keep: Container[int]
 ) -> Iterator[Cells]:
-    """Yield the columns in `keep` as stored, by rising number; values that are not kept are empty."""
+    """Yield the columns in `keep` as stored, by rising number. Values that are not kept become empty."""
     view = memoryview(frame)
     for number, entry in entries.items():
         if number in keep:

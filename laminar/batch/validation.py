@@ -3,8 +3,7 @@
 A batch that is acknowledged is never changed, and every reader of its partition meets it. So a cell that
 cannot be read must be refused here: later it would stop each reader that asks for it. It takes about 30 ns
 for each cell of a variable column, about 400 ns for each tag and each record's headers, which are decoded one
-by one, and about 1 ns for each byte that is decompressed. It is apart from the layout because readers and
-storage do not need it.
+by one, and about 1 ns for each byte that is decompressed.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ Ends = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellLimits:
-    """The largest sizes of one record's parts, in bytes; headers count names and values."""
+    """The largest sizes of the parts of one record, in bytes; that of headers includes names and values."""
 
     max_key_bytes: int
     max_tag_bytes: int
@@ -66,11 +65,11 @@ def check_batch(
 ) -> int:
     """Check a verified frame from a client: its directory, then every cell.
 
-    Return how many bytes its columns have when they are decompressed. `header` is the frame's, if it was read
-    before.
+    Return how many bytes its columns have when they are decompressed. `header` is the frame's header, if the
+    caller has read it.
 
     Raises:
-        BatchError: something is wrong. A cell is named by its record's place in the batch, as in
+        BatchError: something is wrong. The error names a cell by its record's position in the batch, such as
             ``records[3].tag``.
     """
     header, entries, ends = _check_directory(
@@ -176,8 +175,8 @@ def _cells(frame: Buffer, entry: Entry, ends: Ends) -> list[bytes]:
 def takes_long(frame: Buffer, header: Header | None = None) -> bool:
     """Return whether `check_batch` may take longer than about 2 ms, so that it should run in a thread.
 
-    Only the directory is read, of a frame that need not be verified. False if that is wrong. `header` is the
-    frame's, if it was read before.
+    Only the directory is read, and the frame need not be verified; if the directory is wrong, the result is
+    False. `header` is the frame's header, if the caller has read it.
     """
     try:
         header = header or Header.unpack(frame)

@@ -27,7 +27,10 @@ T = TypeVar("T")
 
 
 class Client:
-    """A connection to a cluster, for one event loop. Open it with ``async with``."""
+    """A client of one cluster, for one event loop; open it with ``async with``.
+
+    It opens connections to the cluster's nodes as they are needed.
+    """
 
     def __init__(
         self, endpoints: Endpoints, *, timeout: float, seed: int | None = None, shared_port: bool = False
@@ -60,7 +63,10 @@ class Client:
         await self.close()
 
     async def close(self) -> None:
-        """End every connection. Idempotent. Appends without a receipt fail, over HTTP with `Unavailable`."""
+        """Close all connections. Idempotent.
+
+        An append that has no receipt yet fails: with `OutcomeUnknown` if it was sent, else `Unavailable`.
+        """
         if self._session is not None:
             await self._session.close()
 
@@ -150,9 +156,10 @@ class Client:
                 return sorted(names)
 
     def sink(self, name: str) -> Sink:
-        """Return a sink by name, without a request.
+        """Return a sink (a named sequence of batches, each committed whole and once), without a request.
 
-        A client has one epoch of a sink: all that it does under this name is done under that epoch.
+        Each call with the same name returns the same object. So all parts of the program that use this client
+        share one epoch of the sink, the number by which the cluster refuses its earlier writers.
         """
         known = self._sinks.get(name)
         if known is None:
@@ -181,13 +188,18 @@ class Client:
         buffer_bytes: int = DEFAULT_BUFFER_BYTES,
         timeout: float | None = None,
     ) -> Transaction:
-        """Return a transaction that writes batch `number` of `sink`.
+        """Return a transaction: a block of appends and acknowledgements, committed whole or not at all.
 
-        ``async with client.transaction("s", 7) as tx: tx.append(topic, value)``. The end of the block commits
-        the batch whole, over any topics and partitions. A batch is committed once, however often it is tried:
-        if `number` was committed before, nothing is appended (`Transaction.already`). This client begins the
-        sink at its first transaction, unless `epoch` is given. The commit raises `Fenced` if another client
-        has begun the sink since.
+        ``async with client.transaction("orders", 7) as tx: tx.append(topic, value)`` writes batch 7 of the
+        sink ``orders``. A sink is a name under which the cluster remembers the last committed batch number.
+        The end of the block commits the batch, over any topics and partitions. If this number, or a higher
+        one, was committed before, nothing is appended (`Transaction.already`): so a program that does not
+        know whether its batch was committed repeats it with the same number.
+
+        One client at a time writes a sink. The first transaction of a client begins a new *epoch* of the
+        sink, by which earlier clients are refused: their next commit raises `Fenced`. With `epoch` the
+        transaction begins none, and uses the one of this number, which `Sink.begin` began, perhaps in another
+        process. `timeout` in seconds is the deadline of each request.
         """
         return Transaction(
             self.sink(sink),
@@ -207,13 +219,15 @@ class Client:
         limit: int = 10_000,
         timeout: float | None = None,
     ) -> RecordTrace:
-        """Return the trace events of records, chosen by one of `record`, `trace_id` and `key`.
+        """Return the trace events of records (their appends, deliveries and outcomes), by time.
+
+        The records are chosen by exactly one of `record`, `trace_id` and `key`.
 
         `record` is ``"TOPIC/PARTITION/OFFSET"``, or ``"TOPIC/ID"`` of a delayed one; `trace_id` is 32
         hexadecimal digits; `key` is a key, in all topics. At most `limit` events are returned.
 
         Raises:
-            ConfigError: none of them is given, or several.
+            ConfigError: not exactly one of the three is given.
             NotFound: there is no such topic or partition.
         """
         return await trace_of(
@@ -246,7 +260,7 @@ class Client:
         with a method other than GET, HEAD, PUT and DELETE is not repeated if its connection is lost.
 
         Raises:
-            Error: the answer is an error, or none came in time.
+            Error: the answer is an error, or no answer came in time.
         """
         answer = await self.session.call(
             method,
@@ -262,13 +276,13 @@ class Client:
         """Return the answer of the node at `url`, and no other, to a GET request, whatever its status.
 
         Raises:
-            Unavailable: it does not answer within `timeout` seconds.
-            Untrusted: its certificate is not accepted.
+            Unavailable: the node does not answer within `timeout` seconds.
+            Untrusted: the node's certificate is not accepted.
         """
         return await self.session.ask_node(url, path, timeout_s=timeout)
 
     def statistics(self) -> dict[str, Any]:
-        """Return counts since the opening: retries, redirects, connections, reads by node, resent batches."""
+        """Return counts: retries, redirects, connections opened, reads by node, batches sent again."""
         session = self.session
         return {
             "retries": session.retries,
@@ -297,7 +311,7 @@ def connect(
     each call, over all its retries. With `shared_port` the client connects only to the port that all shards
     of a node share, not to the shards' own ports: it selects the shard by the source port of the connection.
 
-    `token` proves who the client is; a `token_file` has it, and is read again when it changes. None means
+    `token` proves who the client is; `token_file` is a file that contains the token. If both are None:
     ``LAMINAR_TOKEN``, ``LAMINAR_TOKEN_FILE`` or the context's, with the URL found there. `ca` is a file with
     the CA of the cluster's certificates, or its PEM text; None means ``LAMINAR_CA``, else the system's CAs.
     `certificate` proves who the client is in place of a token: a PEM file, with its `key` in the same or in

@@ -1,4 +1,4 @@
-"""Codecs: how a topic's values become the program's own, and back.
+"""Codecs: the conversion between a topic's values (bytes) and the objects of the program.
 
 A codec is a pair of plain functions. Without one values are bytes and nothing is called.
 """
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Codec(Generic[T]):
-    """``encode`` and ``decode``; a ValueError of either reaches the caller as it is."""
+    """A pair of functions: ``encode`` to bytes and ``decode`` from bytes. Their errors reach the caller."""
 
     name: str
     encode: Callable[[T], bytes]
@@ -40,7 +40,7 @@ def json(kind: type[T]) -> Codec[T]: ...
 @overload
 def json() -> Codec[Any]: ...
 def json(kind: Any = Any) -> Codec[Any]:
-    """Return a codec for JSON values of a Struct, dataclass, TypedDict or any other type msgspec knows.
+    """Return a codec for JSON values of type `kind`: a Struct, dataclass or other type msgspec supports.
 
     A value that does not fit the type raises `msgspec.ValidationError` (a ValueError) when read.
     """

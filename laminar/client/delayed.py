@@ -24,7 +24,7 @@ _ALL_MS = 366 * 86_400_000
 class DelayedState(NamedTuple):
     """The state of a delayed record: ``pending``, ``published`` or ``cancelled``.
 
-    `deliver_at` is its time while it is pending, else None.
+    `deliver_at` is the time when readers get the record, while it is pending; else None.
     """
 
     id: str
@@ -33,13 +33,13 @@ class DelayedState(NamedTuple):
 
     @classmethod
     def from_answer(cls, answer: Mapping[str, Any]) -> DelayedState:
-        """Read a description."""
+        """Return the state that the JSON of an answer describes."""
         at = answer.get("deliver_at")
         return cls(str(answer["id"]), answer["state"], None if at is None else _moment(at))
 
 
 class DelayedRecord(NamedTuple):
-    """A pending record: `partition` stores it, and readers get it at `deliver_at`."""
+    """A delayed record that is pending: `partition` stores it, and readers get it at `deliver_at`."""
 
     id: str
     partition: int
@@ -50,7 +50,7 @@ class DelayedRecord(NamedTuple):
 
     @classmethod
     def from_answer(cls, answer: Mapping[str, Any]) -> DelayedRecord:
-        """Read a line of a list."""
+        """Return the record that one row of a list describes."""
         key = answer.get("key")
         raw = base64.b64decode(answer["key_base64"]) if "key_base64" in answer else None
         return cls(
@@ -64,7 +64,7 @@ class DelayedRecord(NamedTuple):
 
 
 class DelayedCount(NamedTuple):
-    """The number of pending records in the span of time that begins at `at`, and their values' bytes."""
+    """The number of pending records due in the span of time from `at` on, and the bytes of their values."""
 
     at: datetime.datetime
     records: int
@@ -72,25 +72,25 @@ class DelayedCount(NamedTuple):
 
 
 class DelayedQuestions:
-    """The requests about the delayed records of a topic."""
+    """The HTTP requests about the delayed records of one topic: state, cancel, move, list, count."""
 
     def __init__(self, session: Session, topic: str) -> None:
         self._session = session
         self._path = f"{topic_path(topic)}/delayed"
 
     async def ask(self, id: str, *, timeout_s: float | None = None) -> DelayedState:
-        """Return the state of a delayed record."""
+        """Return the state of the delayed record with this id."""
         return DelayedState.from_answer(await self._session.get_json(self._of(id), timeout_s=timeout_s))
 
     async def cancel(self, id: str, *, timeout_s: float | None = None) -> DelayedState:
-        """Cancel a record; return its state now."""
+        """Cancel a delayed record; return its state after that."""
         answer = await self._session.call("DELETE", self._of(id), timeout_s=timeout_s)
         return DelayedState.from_answer(answer.json())
 
     async def move(
         self, id: str, deliver_at: DeliverAt | Literal["now"], *, timeout_s: float | None = None
     ) -> DelayedState:
-        """Change the time of a record; return its state now."""
+        """Change the delivery time of a delayed record; return its state after that."""
         at = deliver_at if deliver_at == "now" else time_ms(deliver_at)
         answer = await self._session.call(
             "PATCH",
@@ -104,13 +104,13 @@ class DelayedQuestions:
     async def page(
         self, asked: Mapping[str, str], after: str | None
     ) -> tuple[list[DelayedRecord], str | None]:
-        """Return the next records of a list, and the text with which to continue; None at its end."""
+        """Return a page of the pending records, and the `after` of the next page; None at the end."""
         query = {**asked, "limit": str(_PAGE)} | ({} if after is None else {"after": after})
         answer = await self._session.get_json(f"{self._path}?{urlencode(query)}")
         return [DelayedRecord.from_answer(each) for each in answer["records"]], answer.get("next")
 
     async def count(self, asked: Mapping[str, str], bucket: Delay | None) -> list[DelayedCount]:
-        """Count records by spans of `bucket`; without it all at once."""
+        """Count the pending records by spans of time, each `bucket` long; without it in one count."""
         bucket_ms = _ALL_MS if bucket is None else span_ms(bucket, field="bucket", limit_ms=_LONGEST_MS)
         answer = await self._session.get_json(
             f"{self._path}?{urlencode({**asked, 'bucket_ms': str(bucket_ms)})}"
@@ -141,7 +141,7 @@ class DelayedQuestions:
 def asked_of(
     start: DeliverAt | None, end: DeliverAt | None, key: str | bytes | None = None
 ) -> dict[str, str]:
-    """Return the query that chooses records due from `start` to before `end`, with a key."""
+    """Return the query parameters that select records of `key`, due from `start` to before `end`."""
     asked: dict[str, str] = {}
     if start is not None:
         asked["from"] = str(time_ms(start))

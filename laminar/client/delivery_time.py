@@ -1,4 +1,4 @@
-"""Times of delivery: from a program's arguments to the time in a batch."""
+"""Delivery times of delayed records: checks of a program's arguments, and their conversion to ms."""
 
 from __future__ import annotations
 
@@ -19,10 +19,12 @@ _LATEST_MS = 253_402_300_799_999
 
 
 def delivery_time_ms(delay: Delay | None, deliver_at: DeliverAt | None) -> int:
-    """Return the time (ms) at which readers get a record; a delay counts from now, by this machine's clock.
+    """Return when readers get a record, in ms since the epoch, from either `delay` or `deliver_at`.
+
+    A delay counts from now, by this machine's clock.
 
     Raises:
-        ConfigError: both are given, or neither; or it is no valid time.
+        ConfigError: both arguments are given, or neither; or the one given is not a valid time.
     """
     if deliver_at is not None:
         if delay is not None:
@@ -34,7 +36,7 @@ def delivery_time_ms(delay: Delay | None, deliver_at: DeliverAt | None) -> int:
 
 
 def time_ms(at: DeliverAt) -> int:
-    """Return a time in ms since the epoch. Raises `ConfigError` if it is none."""
+    """Return the time `at` in ms since the epoch. Raises `ConfigError` if it is not a valid time."""
     if isinstance(at, datetime.datetime):
         at_ms = math.floor(at.timestamp() * 1000)
     elif type(at) is int:
@@ -47,7 +49,7 @@ def time_ms(at: DeliverAt) -> int:
 
 
 def span_ms(span: Delay, *, field: str, limit_ms: int) -> int:
-    """Return a span of time in ms. Raises `ConfigError`, which names the field."""
+    """Return `span` in ms, rounded up. Raises `ConfigError` naming `field` if it is not 0 to `limit_ms`."""
     if isinstance(span, datetime.timedelta):
         seconds: float = span.total_seconds()
     elif isinstance(span, bool) or not isinstance(span, int | float):

@@ -75,7 +75,7 @@ class ConfigError(Error):
 
 
 class AuthError(Error):
-    """The cluster refused the client: see `Unauthorized` and `Forbidden`."""
+    """Base of `Unauthorized` and `Forbidden`: the cluster refused the client's token or its rights."""
 
 
 class Unauthorized(AuthError):
@@ -99,7 +99,7 @@ class AlreadyExists(Error):
 
 
 class PreconditionFailed(Error):
-    """The state is not the expected one: another client has changed it meanwhile."""
+    """A conditional change was refused, because another client has changed the object meanwhile."""
 
 
 class OffsetExpired(Error):
@@ -107,20 +107,22 @@ class OffsetExpired(Error):
 
 
 class Fenced(Error):
-    """A newer producer or consumer of the same name took over."""
+    """A newer producer, consumer or writer of the same name took over, so this one is refused."""
 
 
 class Late(Error):
-    """The outcome of a job was too late and changed nothing: another consumer has the job, or may get it.
+    """The outcome of a job was reported too late and changed nothing: another consumer has or gets the job.
 
-    For a nack or a release it can also mean that an earlier try, whose answer was lost, was carried out.
+    For a nack or a release it can also mean that an earlier attempt of the same report succeeded, and its
+    answer was lost.
     """
 
 
 class Retry(Exception):
-    """Raised by a handler of `Channel.work`: its job failed, and is to be tried again after `delay` seconds.
+    """Raised by a handler of `Channel.work`: its job failed and is given out again after `delay` seconds.
 
-    Without `delay`, after the pause that the channel's settings give. The attempt counts.
+    If `delay` is None, it is given out again after the pause of the channel's settings. The attempt counts
+    towards the channel's `max_attempts`.
     """
 
     def __init__(self, reason: str = "", *, delay: float | None = None) -> None:
@@ -130,7 +132,10 @@ class Retry(Exception):
 
 
 class NotDrained(Error):
-    """A partition may not be read yet: ``limit`` has the unacknowledged ones before it, with their ends."""
+    """A step was refused because a cursor has not acknowledged all records of a partition that has ended.
+
+    ``limit`` names what is left to acknowledge: the partitions with their ends, or cursors.
+    """
 
 
 class Sealed(Error):
@@ -160,7 +165,7 @@ class OutcomeUnknown(Error, TimeoutError):
 
 
 def client_closed(*, maybe_applied: bool) -> Error:
-    """Return the error for a request whose client was closed; `maybe_applied`: it was sent."""
+    """Return the error for a request whose client was closed; `maybe_applied` says that it was sent."""
     if maybe_applied:
         return OutcomeUnknown(
             "the client was closed before the answer came", code="client_closed", outcome="unknown"
@@ -174,9 +179,10 @@ def untrusted(failure: TlsFailed) -> Untrusted:
 
 
 def error_of_batch(error: Error, *, maybe_applied: bool) -> Error:
-    """Return `error` with the outcome of one batch, which an earlier request may have appended.
+    """Return `error` as the error of one batch of records, with the `outcome` of that batch.
 
-    A batch also fails with the error of another, after which it cannot be sent.
+    A batch that cannot be sent because an earlier batch failed gets the error of that batch. But if an
+    earlier request may have appended this batch (`maybe_applied`), its outcome is ``"unknown"``.
     """
     if not maybe_applied or error.outcome == "unknown":
         return error
@@ -202,7 +208,7 @@ class Undelivered:
 
 
 class Unreadable(Error):
-    """The producer wrote records that cannot be decoded; ``limit`` is the offset after them."""
+    """The log has records that their producer encoded wrongly; ``limit`` is the offset after them."""
 
 
 class ProduceError(Error):
@@ -265,7 +271,7 @@ _MEMBERS = frozenset({"type", "title", "detail", "code", "status", "field", "val
 
 
 def from_problem(status: int, problem: Mapping[str, Any], *, asked: str) -> Error:
-    """Return the exception for an answer of `status` whose body was `problem` ({} if it was none).
+    """Return the exception for an answer of `status` with the problem document `problem` ({} if it had none).
 
     `asked` is the request, such as ``PUT /v1/topics/a``: the message names it if the problem has no detail.
     """

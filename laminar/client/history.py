@@ -1,4 +1,4 @@
-"""The history of a record, from the log of its partition."""
+"""The history of one record: its append, deliveries, failures and end, as its partition's log has them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from laminar.client.search import FoundRecord
 
 
 class RecordEvent(NamedTuple):
-    """An event of a record, and its time; docs/search.md lists the words of `event`.
+    """One event of a record, such as a delivery, and its time; docs/search.md lists the words of `event`.
 
-    `entry` is the Raft index of the entry that records it. `due` is the time of the record's next attempt;
-    for a delivery, the time until which the consumer has it.
+    `entry` is the Raft index of the log entry that records the event. `due` is the time of the record's next
+    attempt; of a delivery, the time until which the consumer has the record.
     """
 
     event: str
@@ -30,7 +30,7 @@ class RecordEvent(NamedTuple):
 
     @classmethod
     def from_answer(cls, answer: Mapping[str, Any]) -> RecordEvent:
-        """Read an event of an answer."""
+        """Return the event that one row of an answer describes."""
         due = answer.get("due")
         return cls(
             event=str(answer["event"]),
@@ -46,10 +46,11 @@ class RecordEvent(NamedTuple):
 
 
 class RecordHistory(NamedTuple):
-    """The history of a record; `now` is its state by channel: waiting, out, aside, dead or done.
+    """The events of a record, in the order of the log, and its state.
 
-    `record` is None if retention has removed it. `is_complete` is False if retention removed entries that may
-    be about it, or some cannot be read.
+    `now` has by channel the record's state: waiting, out (given to a consumer), aside (waits for another
+    attempt), dead or done. `record` is None if retention has removed the record. `is_complete` is False if
+    retention removed entries that may be about the record, or some cannot be read.
     """
 
     record: FoundRecord | None
@@ -61,7 +62,11 @@ class RecordHistory(NamedTuple):
 async def history_of(
     session: Session, topic: str, partition: int, offset: int, *, timeout_s: float | None
 ) -> RecordHistory:
-    """Return the whole history of a record. Raises `NotFound` if there is no such record yet."""
+    """Request the history of the record at `offset`, page by page, and return all of it.
+
+    Raises:
+        NotFound: there is no such record yet.
+    """
     path = f"{topic_path(topic)}/partitions/{partition}/records/{offset}/history"
     events: list[RecordEvent] = []
     after: str | None = None

@@ -29,12 +29,12 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Receipt(NamedTuple):
-    """The place of a record, and how durable it is.
+    """The receipt of an append: the place of the record, and how durable it is.
 
-    A majority of the partition's ``replicas``, and at least the topic's `min_replicas`, have the record: on
-    disk if ``synced``, else perhaps only in memory. ``offset`` is -1 if an earlier run of a named producer
-    made the record durable, and for a delayed record: that has the id ``scheduled``, and gets its offset when
-    it is published.
+    The partition has ``replicas`` replicas; a majority of them, and at least the topic's `min_replicas`, have
+    the record: on disk if ``synced``, else perhaps only in memory. ``offset`` is -1 if an earlier run of a
+    named producer made the record durable, and for a delayed record, which gets its offset when it is
+    published: ``scheduled`` is the id of such a record.
     """
 
     partition: int
@@ -55,17 +55,17 @@ class Record(Generic[T_co]):
 
     @property
     def topic(self) -> str:
-        """Name of its topic."""
+        """Name of the record's topic."""
         return self._batch.topic
 
     @property
     def partition(self) -> int:
-        """Number of its partition."""
+        """Number of the record's partition."""
         return self._batch.partition
 
     @property
     def offset(self) -> int:
-        """Its offset in the partition."""
+        """Offset of the record in its partition."""
         return self._batch.base_offset + self._position
 
     @property
@@ -75,7 +75,7 @@ class Record(Generic[T_co]):
 
     @property
     def value(self) -> T_co:
-        """Value, decoded by the topic's codec.
+        """Value of the record, decoded by the topic's codec; bytes without a codec.
 
         For a large record it is b"" if the topic has no codec; with a codec an `Error` is raised.
         """
@@ -100,13 +100,13 @@ class Record(Generic[T_co]):
 
     @property
     def key(self) -> bytes | None:
-        """Key, or None."""
+        """Key of the record as bytes, or None."""
         keys = self._batch.frame.keys
         return None if keys is None else keys[self._position]
 
     @property
     def tag(self) -> str | None:
-        """Tag, or None."""
+        """Tag of the record (a short text by which servers filter), or None."""
         tags = self._batch.frame.tags
         return None if tags is None else tags[self._position]
 
@@ -118,7 +118,7 @@ class Record(Generic[T_co]):
 
     @property
     def trace_id(self) -> str | None:
-        """Trace id that its producer gave, as 32 hexadecimal digits; None if it gave none."""
+        """Trace id that the producer gave the record, as 32 hexadecimal digits; None if it gave none."""
         traces = self._batch.frame.trace_ids
         found = None if traces is None else traces[self._position]
         return None if found is None else found.hex()
@@ -147,11 +147,11 @@ class Record(Generic[T_co]):
 
 
 class ReadBatch(Generic[T_co]):
-    """Records of one partition within one received frame: all from ``start_offset`` to ``next_offset - 1``.
+    """Records of one partition, read together: all from ``start_offset`` to ``next_offset - 1``.
 
-    Or those of them that passed the reader's filter. There may be none: then no record of the range passed,
-    and ``next_offset`` is where reading goes on. ``node`` is the replica that served it. ``base_offset`` is
-    the offset of the frame's first record, which may lie before ``start_offset``.
+    If the reader has a filter, only those of them that passed it, perhaps none. Reading goes on at
+    ``next_offset`` in any case. ``node`` is the node that served the records. ``base_offset`` is the offset
+    of the received frame's first record, which may lie before ``start_offset``.
     """
 
     __slots__ = (
@@ -198,9 +198,9 @@ class ReadBatch(Generic[T_co]):
         return len(self._rows) == len(self.frame)
 
     def only(self, pick: Callable[[Batch, range], Sequence[int]], *, start_offset: int) -> ReadBatch[T_co]:
-        """Return the records that `pick` chooses: all of the range from `start_offset` on that pass a filter.
+        """Return a batch of the range from `start_offset` on, with only the records that `pick` chooses.
 
-        `pick` gets the frame and the positions of the records in it, and returns some of these.
+        `pick` gets the decoded batch and the rows of this batch's records in it; it returns the rows to keep.
         """
         rows = self._rows
         assert isinstance(rows, range), "records are filtered once"
@@ -225,12 +225,12 @@ class ReadBatch(Generic[T_co]):
 
     @property
     def values(self) -> Sequence[bytes]:
-        """Values as bytes, not decoded by the topic's codec."""
+        """Values of the records as bytes, not decoded by the topic's codec."""
         return self._picked(self.frame.values)
 
     @property
     def keys(self) -> Sequence[bytes | None]:
-        """Keys, None for a record without one."""
+        """Keys of the records; None for a record without one."""
         keys = self.frame.keys
         return [None] * len(self) if keys is None else self._picked(keys)
 
@@ -242,7 +242,7 @@ class ReadBatch(Generic[T_co]):
 
     @property
     def offsets(self) -> Sequence[int]:
-        """Offsets of the records."""
+        """Offsets of the records in the partition."""
         base, rows = self.base_offset, self._rows
         if isinstance(rows, range):
             return range(base + rows.start, base + rows.stop)
@@ -261,7 +261,7 @@ class ReadBatch(Generic[T_co]):
         return self.records()
 
     def to_arrow(self) -> pyarrow.RecordBatch:
-        """Return the batch's columns; values are not copied where they are not compressed."""
+        """Return the batch as a pyarrow RecordBatch; columns that are not compressed are not copied."""
         from laminar.batch.arrow.pyarrow_out import to_arrow  # pyarrow is an extra
 
         whole, rows = to_arrow(self.frame), self._rows
@@ -293,7 +293,7 @@ class TopicInfo:
 
     @classmethod
     def from_answer(cls, answer: Mapping[str, Any]) -> TopicInfo:
-        """Read the answer of ``GET /v1/topics/{t}``."""
+        """Return the description in an answer of ``GET /v1/topics/{t}``."""
         return cls(
             topic=str(answer["topic"]),
             partitions=int(answer["partitions"]),
@@ -322,7 +322,7 @@ class PartitionInfo:
 
     @classmethod
     def from_answer(cls, answer: Mapping[str, Any]) -> PartitionInfo:
-        """Read one row of the answer."""
+        """Return the partition that one row of the answer describes."""
         replicas = answer.get("replicas") or ()
         return cls(
             partition=int(answer["partition"]),
@@ -340,9 +340,9 @@ class PartitionInfo:
 class RouteInfo:
     """The route of a topic, from ``GET /v1/topics/{t}/routes``.
 
-    `ranges` has by partition the logical partitions that it holds, of 65,536. `ends` has by partition the
-    final end offset of those that take no more records. `changing` is the version of the route that a change
-    under way makes, None if none is.
+    Keys are hashed to 65,536 *logical partitions*. `ranges` has by partition the logical partitions whose
+    records it takes. `ends` has, for each partition that takes no more records, its final end offset.
+    `changing` is the version of the next route while a split, merge or move is under way, else None.
     """
 
     version: int
@@ -353,7 +353,7 @@ class RouteInfo:
 
     @classmethod
     def from_answer(cls, answer: Mapping[str, Any]) -> RouteInfo:
-        """Read the answer."""
+        """Return the route in an answer of ``GET /v1/topics/{t}/routes``."""
         (route,) = answer["routes"]
         change = answer.get("change")
         changes = [*answer.get("changes", ()), *([change] if change else [])]
@@ -377,13 +377,15 @@ class RouteInfo:
 class ChannelInfo:
     """A channel: its settings, and counts of its records in the partitions whose leaders answered.
 
-    `settings` leaves out those that have their default. `depth` is an upper bound of the records still to be
-    given out. `out` records are given out, and `pinned` of them wait for a transaction that acknowledges
-    them; `aside` records wait for their next attempt, `dead` ones for an operator. `lost` records were
-    trimmed before they were acknowledged. `oldest_age_s` is the age of the oldest record that is neither
-    acknowledged nor dead. If `blocked` is true, too many records are out or aside, so that no new ones are
-    given out. `kept_bytes` of the log would be trimmed if this channel (maybe with others) did not need them.
-    In the partitions of `opening` the channel is not open yet; the leaders of `unanswered` did not answer.
+    `settings` leaves out settings that have their default. `depth` is an upper bound of the number of records
+    still to be given out. `out` is the number of records that consumers have at the moment; `pinned` of these
+    wait for a transaction that acknowledges them. `aside` is the number of records that wait for their next
+    attempt, `dead` of those that failed for good and wait for an operator, `lost` of those that were trimmed
+    before they were acknowledged. `oldest_age_s` is the age of the oldest record that is neither acknowledged
+    nor dead. If `blocked` is true, too many records are out or aside, so that no new ones are given out.
+    `kept_bytes` is the number of bytes in the log that are kept only because channels still need them.
+    `opening` are the partitions in which the channel is not open yet; `unanswered` those whose leaders did
+    not answer.
     """
 
     channel: str
@@ -410,7 +412,7 @@ class ChannelInfo:
 
     @classmethod
     def from_answer(cls, answer: Mapping[str, Any]) -> ChannelInfo:
-        """Read a channel's description."""
+        """Return the channel that the JSON of an answer describes."""
         oldest = answer.get("oldest_age_ms")
         return cls(
             channel=str(answer["channel"]),
@@ -447,11 +449,11 @@ class Settled(NamedTuple):
 class AsideInfo:
     """A record of a channel that is aside: it waits for its next attempt, or is dead.
 
-    `attempts` is the number of failed attempts, `reason` that of the last one. `time` is that of its next
-    attempt, or when it became dead (RFC 3339). With `waits_for_key` it was not tried, and has no time: an
-    earlier record of its key goes first. `token` names it for `Channel.replay` and `drop`; its value is that
-    of `Topic.open`. Where `unreadable` is true its leader could not read it, and `key` and `tag` are not
-    known.
+    `attempts` is the number of failed attempts, `reason` the reason of the last one. `time` (RFC 3339) is the
+    time of the next attempt, or when the record became dead. With `waits_for_key` the record was not tried
+    and has no time: an earlier record of its key goes first. `token` names the record for `Channel.replay`
+    and `Channel.drop`; `Topic.open` reads its value. If `unreadable` is true the leader could not read the
+    record, and `key` and `tag` are not known.
     """
 
     partition: int
@@ -467,7 +469,7 @@ class AsideInfo:
 
     @classmethod
     def from_answer(cls, answer: Mapping[str, Any]) -> AsideInfo:
-        """Read a line of a list."""
+        """Return the record that one row of a list of records aside or dead describes."""
         key = answer["key"].encode() if "key" in answer else None
         return cls(
             partition=int(answer["partition"]),
@@ -487,10 +489,10 @@ class AsideInfo:
 class CursorInfo:
     """A cursor: by partition its position, its lag in records, and its owner.
 
-    `overtaken_by` has, for partitions where records were trimmed before the cursor passed them, the number of
-    these records; `lag` includes them. `owners` has the members of a group that own partitions; `changed` is
-    the time of the last move. `waits_for` has, for partitions that are not to be read yet, those before them
-    that the cursor is to finish first, with their ends.
+    `overtaken_by` has, for partitions in which records were trimmed before the cursor passed them, the number
+    of these records; `lag` includes them. `owners` has the members of a group that own partitions; `changed`
+    is the time of the last move. `waits_for` has the partitions that may not be read yet, because they
+    replaced others: for each, the partitions that the cursor must finish first, with their ends.
     """
 
     cursor: str
@@ -504,17 +506,17 @@ class CursorInfo:
 
     @property
     def overtaken(self) -> bool:
-        """Whether records that the cursor never passed are gone."""
+        """Whether records were trimmed before the cursor passed them."""
         return bool(self.overtaken_by)
 
     @property
     def total_lag(self) -> int:
-        """Records between the cursor and the ends of all its partitions."""
+        """Number of records between the cursor and the ends of all partitions."""
         return sum(self.lag.values())
 
     @classmethod
     def from_answer(cls, answer: Mapping[str, Any]) -> CursorInfo:
-        """Read a cursor's description."""
+        """Return the cursor that the JSON of an answer describes."""
 
         def by_partition(name: str) -> dict[int, Any]:
             return {int(number): value for number, value in (answer.get(name) or {}).items()}
@@ -552,7 +554,7 @@ class Trimmed:
 
     @classmethod
     def from_answer(cls, answer: Mapping[str, Any]) -> Trimmed:
-        """Read the answer to a trim."""
+        """Return the result in the answer to a trim."""
         return cls(
             partition=int(answer["partition"]),
             deleted=int(answer["deleted"]),
@@ -564,9 +566,11 @@ class Trimmed:
 
 
 class StagedPart(NamedTuple):
-    """The stages of a batch in one partition, by their numbers, in ascending order.
+    """The part of a sink's batch that lies in one partition.
 
-    `acks` are the jobs that the batch acknowledges there: channels, each with the tokens of its jobs.
+    `stages` are the numbers of the requests that staged its records there (stored them, still invisible), in
+    ascending order. `acks` are the jobs of this partition that the batch acknowledges: names of channels,
+    each with the tokens of its jobs.
     """
 
     topic: str
@@ -576,10 +580,11 @@ class StagedPart(NamedTuple):
 
 
 class Staged(NamedTuple):
-    """The stages of one writer for batch `number` of a sink, under an epoch of it: small, and picklable.
+    """A description of the records that one writer staged for batch `number` of a sink: small, and picklable.
 
-    `records` is their number. They are invisible until `Sink.commit`; if they are never committed, the
-    cluster drops them after a time.
+    Pass it to `Sink.commit`; until then the records are stored but invisible, and the cluster drops them
+    after a time if they are never committed. `epoch` is the epoch of the sink under which they were staged,
+    `records` their number.
     """
 
     sink: str
@@ -592,11 +597,11 @@ class Staged(NamedTuple):
 class SinkInfo(NamedTuple):
     """A sink's description, from ``GET /v1/sinks/{sink}``.
 
-    `committed` is the number of the last batch whose commit was decided, None before the first; `fingerprint`
-    is that of this batch, "" for none. `publishing` says that not all partitions show the batch yet. `once`
-    says that the sink is a single-use one, which the cluster forgets some time after its batch. `changed` is
-    the time when it was last begun or committed. `deleting` says that its deletion has begun and is not
-    finished.
+    `committed` is the number of the last committed batch, None before the first; `fingerprint` is the text
+    that its writer gave for it, "" for none. `publishing` says that not all partitions show the batch yet.
+    `once` says that the sink is a single-use one, which the cluster forgets some time after its batch.
+    `changed` is the time when the sink was last begun or committed. `deleting` says that its deletion has
+    begun and is not finished.
     """
 
     sink: str
@@ -610,7 +615,7 @@ class SinkInfo(NamedTuple):
 
     @classmethod
     def from_answer(cls, answer: Mapping[str, Any]) -> SinkInfo:
-        """Read a sink's description."""
+        """Return the sink that the JSON of an answer describes."""
         committed = answer["committed"]
         return cls(
             str(answer["sink"]),

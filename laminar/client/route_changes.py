@@ -1,7 +1,7 @@
-"""Changes of a topic's route: partitions that split, merge and move (docs/splitting.md).
+"""Requests that split, merge and move partitions, and so change a topic's route (docs/splitting.md).
 
-The cluster carries a change out by itself; so this only begins one and waits. A request that is
-sent again finds the change that the first one began.
+The route says which partition takes which keys. The cluster carries out a change by itself: these functions
+only begin one and wait for its end. A request that is sent again finds the change that the first one began.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ VIEW_WAIT_S = 5.0
 
 
 def logical_cuts(at: str | bytes | Sequence[int] | None) -> list[int]:
-    """Return the logical partitions at which to cut: that of a key, or those given; [] for None."""
+    """Return the logical partitions (hashes of keys) at which to cut: that of a key, or those given."""
     if isinstance(at, str | bytes):
         return [logical_of_key(at)]
     return [] if at is None else list(at)
@@ -44,10 +44,10 @@ async def routes_of(session: Session, topic: str) -> Mapping[str, Any]:
 
 
 async def route_from(session: Session, topic: str, version: int, *, begun: bool = False) -> RouteInfo:
-    """Return the route, from a node that knows this version of it; with `begun` also that it is being made.
+    """Return the topic's route, once a node knows this version of it or a newer one.
 
-    A change that was cancelled meanwhile is known to no node: with `begun` return what they know after
-    `VIEW_WAIT_S`.
+    With `begun`, a node that knows that the change to this version is under way is enough. The change may
+    have been cancelled meanwhile; so after `VIEW_WAIT_S` whatever route a node knows is returned.
 
     Raises:
         TimedOut: no node that answers knows the version after `PATIENCE_S`.
@@ -81,11 +81,11 @@ async def change_route(
     abandon: bool,
     force: bool,
 ) -> int:
-    """Begin a change of a topic's route; return the version of the route that it makes.
+    """Begin a change that replaces the partitions `inputs`; return the version of the route after it.
 
     Raises:
-        PreconditionFailed: other changes came first, `TRIES` times.
-        Error: the cluster refuses it.
+        PreconditionFailed: other changes of the topic came first, `TRIES` times.
+        Error: the cluster refuses the change.
     """
     body: dict[str, Any] = {
         "inputs": list(inputs),
@@ -123,13 +123,13 @@ async def until_done(
     wait: float,
     progress: Callable[[Mapping[str, Any]], None] | None = None,
 ) -> RouteInfo:
-    """Wait until the route of this version is the topic's, or was; return the present one.
+    """Wait until the change to route `version` is done; return the topic's present route.
 
-    Until it is, `progress` is called each second with the description of the change.
+    Until then, `progress` is called each second with the description of the change.
 
     Raises:
-        Error: ``route_cancelled``, the change was cancelled; the message says what it waited for.
-        TimedOut: it was not done `PATIENCE_S` after `wait`; it goes on.
+        Error: (``route_cancelled``) the change was cancelled; the message says what it waited for.
+        TimedOut: the change was not done `PATIENCE_S` after `wait` seconds; it goes on.
     """
     path = f"{topic_path(topic)}/routes/{version}"
     deadline = time.monotonic() + wait + PATIENCE_S
@@ -164,10 +164,10 @@ async def until_done(
 
 
 async def cancel_route(session: Session, topic: str) -> int | None:
-    """Cancel the change that is under way; return its version, None if there is none.
+    """Cancel the change that is under way; return the version of its route, None if there is none.
 
     Raises:
-        Error: ``in_progress``, its inputs end already.
+        Error: (``in_progress``) it is too late: the partitions that it replaces are ending.
     """
     # A node of an older version names no change: none begins before all nodes know changes.
     version = RouteInfo.from_answer(await routes_of(session, topic)).changing

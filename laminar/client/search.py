@@ -26,10 +26,10 @@ _PAUSE_S: Final = 0.2
 
 
 class FoundRecord(NamedTuple):
-    """A record that was found. `value` has the beginning of its value; `size` is the whole size in bytes.
+    """A record that was found. `value` is the beginning of its value; `size` is the whole size in bytes.
 
-    `truncated` tells that the value is longer than what was requested; a record larger than a batch has no
-    value here.
+    `truncated` is true if the value is longer than the `value_bytes` that were requested. For a record larger
+    than a batch `value` is empty.
     """
 
     partition: int
@@ -45,7 +45,7 @@ class FoundRecord(NamedTuple):
 
     @classmethod
     def from_answer(cls, answer: Mapping[str, Any]) -> FoundRecord:
-        """Read a record of an answer."""
+        """Return the record that one row of an answer describes."""
         headers = {name: text.encode() for name, text in answer.get("headers", {}).items()}
         headers |= {name: base64.b64decode(text) for name, text in answer.get("headers_base64", {}).items()}
         return cls(
@@ -76,9 +76,9 @@ class NotSearched(NamedTuple):
 
 
 class Search:
-    """The records that a search finds: ``async for record in search``; and its progress.
+    """A search under way: ``async for record in search`` yields the records; attributes tell the progress.
 
-    The nodes search for two seconds at a time and keep no state: a search ends when no more is requested.
+    Each request searches for up to two seconds, and nodes keep no state: to stop, just request no more.
     """
 
     def __init__(self, session: Session, topic: str, asked: Mapping[str, Any], *, limit: int | None) -> None:
@@ -108,11 +108,11 @@ class Search:
         return self._page.pop()
 
     async def next_page(self) -> list[FoundRecord]:
-        """Return what the next step finds, which may be nothing; nothing also once `is_done`.
+        """Request the next step of the search; return the records found, often none. [] once `is_done`.
 
         Raises:
-            Unavailable: nothing could be searched within the time of a call, because the replicas of the rest
-                do not answer. The next call may continue.
+            Unavailable: nothing could be searched within the deadline, because no replica of the remaining
+                partitions answers. Call again to continue.
         """
         if self.is_done:
             return []
@@ -152,7 +152,7 @@ class Search:
         self.is_done = answer["after"] is None or self._left_to_find == 0
 
     async def _pause(self) -> None:
-        """Wait before partitions are asked for again that did not answer."""
+        """Wait before the next request, because some partitions did not answer."""
         if time.monotonic() - self._moved_s >= self._session.timeout_s:
             self._moved_s = time.monotonic()
             raise Unavailable(
@@ -178,7 +178,7 @@ def asked_for(
     value_bytes: int = VALUE_BYTES,
     follow: bool = False,
 ) -> dict[str, Any]:
-    """Return the request of a search. Raises `ConfigError` for a condition that is malformed."""
+    """Return the JSON body of a search request. Raises `ConfigError` if a condition is malformed."""
     where: dict[str, Any] = {}
     if isinstance(key, str):
         where["key"] = key

@@ -1,4 +1,4 @@
-"""Trace events of records: what happened, and by whom (docs/trace.md)."""
+"""Trace events of records: what happened to them, when, and which client did it (docs/trace.md)."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _STEP = 1_000
 
 
 class TraceEvent(NamedTuple):
-    """An event of a record, and its client; docs/trace.md lists the words of `event`.
+    """One event of a record, such as its append; docs/trace.md lists the words of `event`.
 
-    `entry` is the Raft index of the entry that records it. `principal`, `address` and `node` are the client,
-    its address and the node that it asked; the first two are empty if the cluster itself was the cause. `due`
-    is the time until which a consumer has the record, or of its next attempt, or of its delivery. `delayed`
-    identifies a delayed record: the partition that took it, and the count there. `parent_id` is the span that
-    appended it, from the record's ``traceparent``.
+    `entry` is the Raft index of the log entry that records the event. `principal` is the client that caused
+    it, `address` the client's address, `node` the node that it asked; the first two are empty if the cluster
+    itself was the cause. `due` is, depending on the event, the time until which a consumer has the record,
+    that of its next attempt, or that of its delivery. `delayed` names a delayed record: the partition that
+    stored it, and a count there. `parent_id` is the span that appended the record, from its ``traceparent``.
     """
 
     event: str
@@ -46,7 +46,7 @@ class TraceEvent(NamedTuple):
 
     @classmethod
     def from_answer(cls, answer: Mapping[str, Any]) -> TraceEvent:
-        """Read an event of an answer."""
+        """Return the event that one row of an answer describes."""
         due, key = answer.get("due"), answer.get("key")
         return cls(
             event=str(answer["event"]),
@@ -72,10 +72,10 @@ class TraceEvent(NamedTuple):
 
 
 class RecordTrace(NamedTuple):
-    """The events that were found, by time.
+    """The trace events that were found, by time.
 
-    `is_complete` is False if there may be more: beyond the limit, or in a part of `_trace` that cannot be
-    read.
+    `is_complete` is False if there may be more events: beyond the limit, or in a part of the topic `_trace`
+    (in which the cluster keeps them) that cannot be read.
     """
 
     events: list[TraceEvent]
@@ -91,7 +91,11 @@ async def trace_of(
     limit: int,
     timeout_s: float | None,
 ) -> RecordTrace:
-    """Return the events of one record, or of those with a trace id or a key. Raises `ConfigError`."""
+    """Request the events of one record, or of all records with a trace id or a key.
+
+    Raises:
+        ConfigError: not exactly one of `record`, `trace_id` and `key` is given, or `limit` is below 1.
+    """
     given = {name: value for name, value in _by(record, trace_id, key).items() if value is not None}
     if len(given) != 1:
         raise ConfigError(

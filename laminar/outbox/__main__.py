@@ -1,4 +1,4 @@
-"""Print the tables of an outbox: ``python -m laminar.outbox postgresql|sqlite [TABLE]``."""
+"""Print the SQL that creates an outbox: ``python -m laminar.outbox postgresql|sqlite [TABLE]``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from laminar.outbox.schema import schema
 
 
 def main(arguments: list[str]) -> int:
-    """Print the statements for the database and table named; return the exit code."""
+    """Print the SQL statements for the given database and table; return the exit code."""
     try:
         if len(arguments) not in (1, 2):
             raise ConfigError("usage: python -m laminar.outbox postgresql|sqlite [TABLE]", code="invalid")

@@ -22,7 +22,7 @@ _LOCK = 0x6C6D6F78
 
 
 def checked_name(table: str) -> str:
-    """Return `table`, which becomes a part of statements; ``schema.table`` is a name, too."""
+    """Return the name `table` after checking that it can be put into SQL; ``schema.table`` is allowed."""
     if not _NAME.fullmatch(table):
         raise ConfigError(
             f"{table!r} is no name of a table: letters, digits and _, and a schema before a dot",
@@ -34,7 +34,7 @@ def checked_name(table: str) -> str:
 
 
 class Driver:
-    """The database driver of a connection, and its form of parameters."""
+    """The DB-API driver of a connection: SQLite or PostgreSQL, its errors, and its form of parameters."""
 
     def __init__(self, connection: Any) -> None:
         self.name = type(connection).__module__.partition(".")[0]
@@ -50,7 +50,7 @@ class Driver:
         self.errors: tuple[type[Exception], ...] = (self._module.Error, OSError)
 
     def execute(self, connection: Any, sql: str, *values: object) -> Any:
-        """Execute a statement; return its cursor, whose rows are tuples whatever the connection is set to."""
+        """Execute a statement; return its cursor, whose rows are always tuples, also with a row factory."""
         if self.name == "psycopg":
             cursor = connection.cursor(row_factory=self._module.rows.tuple_row)
         else:
@@ -69,14 +69,14 @@ class Driver:
         return not connection.autocommit
 
     def is_in_transaction(self, connection: Any) -> bool:
-        """Return whether a transaction is open; always False with `pg8000`, which does not tell."""
+        """Return whether a transaction is open; always False with `pg8000`, which does not show it."""
         if self.is_sqlite:
             return bool(connection.in_transaction)
         return self.name == "psycopg" and bool(connection.info.transaction_status)
 
 
 class Database:
-    """A connection of its own, without implicit transactions; `transaction` is the only way into one."""
+    """A connection that only this object uses. Only `transaction` begins a transaction on it."""
 
     def __init__(self, connection: Any) -> None:
         self.driver = Driver(connection)
@@ -89,7 +89,7 @@ class Database:
             connection.isolation_level = None
 
     def commit_durably(self) -> None:
-        """Make commits of this connection return when they are on disk, whatever the server's default."""
+        """Make commits of this connection wait until they are on disk, whatever the server's default is."""
         if self.driver.is_sqlite:
             self.rows("PRAGMA synchronous = FULL")
         else:
@@ -97,7 +97,7 @@ class Database:
             self.rows(f"SELECT set_config({setting}, 'on', false) WHERE current_setting({setting}) = 'off'")
 
     def rows(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
-        """Return the rows that a statement finds."""
+        """Execute a query; return its rows."""
         return list(self.driver.execute(self._connection, sql, *values).fetchall())
 
     def change(self, sql: str, *values: object) -> int:
@@ -125,8 +125,9 @@ class Database:
     def try_lock(self, table: str) -> bool:
         """Take the lock of `table` if no other connection has it; return whether this one has it now.
 
-        It ends with the connection, so also when the process is killed. In PostgreSQL it is an advisory lock.
-        SQLite has only a lock for the whole database, so there it is that of an empty database beside it.
+        The lock is released when the connection ends, so also when the process is killed. In PostgreSQL it is
+        an advisory lock. SQLite can only lock a whole database: there it is the lock of an empty database
+        file beside the application's.
         """
         if not self.driver.is_sqlite:
             key = f"({_LOCK}::bigint << 32) | '{table}'::regclass::oid::bigint"
@@ -147,7 +148,7 @@ class Database:
         return True
 
     def close(self) -> None:
-        """End the connection, and with it the lock. Never raises."""
+        """Close the connection, which releases the lock. Never raises."""
         for connection in (self._connection, self._lock):
             if connection is not None:
                 with contextlib.suppress(*self.driver.errors):

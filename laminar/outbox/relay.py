@@ -1,7 +1,7 @@
 """The relay of an outbox: a program that appends committed rows to a topic, each once, in its own order.
 
-Each claim of rows is sent under the numbers that are stored with it (`laminar.outbox.table`), by a named
-producer. So the work of a relay that was killed is repeated under the same numbers, and the partitions
+A relay claims rows, stores their numbers (`laminar.outbox.table`), and sends them under these numbers by a
+named producer. So the work of a relay that was killed is repeated under the same numbers, and the partitions
 recognise what they have. Any failure ends the session: the relay releases connection, lock and producer, and
 begins again as after `kill -9`. So there is only one way of recovery to get right.
 """
@@ -47,9 +47,9 @@ _headers = msgspec.json.Decoder(dict[str, str])
 
 
 class BadRow(Error):
-    """A row cannot be a record of the topic: the message, ``table`` and ``row`` (its id) name it.
+    """A row cannot become a record of the topic; the message, ``table`` and ``row`` (its id) name the row.
 
-    Rows before it are in the topic; rows after it wait. Correct or delete the row.
+    Earlier rows are in the topic; later rows wait. Correct or delete the row.
     """
 
     def __init__(self, table: str, row: int, why: str, *, field: str | None = None) -> None:
@@ -76,15 +76,14 @@ class _Record(NamedTuple):
 
 
 class Relay:
-    """A relay sends the rows of an outbox to `topic`, and deletes them. Of several relays only one works.
+    """A relay sends the rows of an outbox to `topic`, and deletes them. One relay works at a time.
 
     `connect` opens a connection to the database: by `sqlite3`, `psycopg` or `pg8000`. `table` was made by
-    `laminar.outbox.schema`. The producer is called `name` and some digits that belong to the table. Up to
-    `max_rows` rows of `max_bytes` in all are sent at a time. An empty table is looked at again after `poll`
-    seconds.
+    `laminar.outbox.schema`. The producer's name is `name` with some digits that belong to the table. Up to
+    `max_rows` rows of `max_bytes` in all are sent at a time. An empty table is polled every `poll` seconds.
 
-    With `resend` a relay goes on where it cannot know what was sent already, and may append rows twice:
-    see `run`.
+    If a relay cannot know which rows were sent already, `run` raises an error; with `resend` it sends all
+    rows of the table, and some may be in the topic twice.
     """
 
     def __init__(
@@ -117,23 +116,24 @@ class Relay:
         self._sent = 0
 
     def stop(self) -> None:
-        """Make `run` return when the rows that are being sent are done. From any thread."""
+        """Let `run` return once the rows that it is sending are done. From any thread."""
         self._stopped = True
 
     def run(self, *, until_empty: bool = False) -> int:
         """Send rows as they are committed, until `stop` or SIGTERM; return how many were sent.
 
         With `until_empty` return when the table is empty. While another relay works on the table this one
-        waits. Failures of the database and the cluster are logged, and what failed is tried again; only what
-        fails in the database at the first time is raised.
+        waits. After a failure of the database or the cluster, which is logged, the relay tries again; but an
+        error of the database before the first success is raised.
 
         Raises:
-            BadRow: a row can be no record.
+            BadRow: a row cannot become a record.
             NotFound: there is no such topic.
-            ConfigError: the tables are not as they should be.
-            Fenced: a program with another database uses this relay's producer: a copy of this database.
-            Error: (``set_back``) the topic has more than the database knows of; (``in_doubt``) what the topic
-                has of the rows that were being sent is not known any more.
+            ConfigError: the tables are not those of `laminar.outbox.schema`.
+            Fenced: a relay with another database, a copy of this one, has begun under the same producer name.
+            Error: (``set_back``) the topic has records that this database does not know: it was restored from
+                a backup, or is a copy; (``in_doubt``) it is not known any more which of the claimed rows are
+                in the topic.
         """
         self._sent = 0
         failures = 0
@@ -154,14 +154,14 @@ class Relay:
         return self._sent
 
     def _pause(self, seconds: float) -> bool:
-        """Wait; return whether it goes on after that."""
+        """Wait for `seconds`, or until `stop`; return whether the relay was not stopped."""
         end = time.monotonic() + seconds
         while not self._stopped and (left := end - time.monotonic()) > 0:
             time.sleep(min(left, POLL_S))
         return not self._stopped
 
     def _may_pass(self, error: Exception) -> bool:
-        """Return whether a new session may do what failed with `error`."""
+        """Return whether a new session may succeed after `error`."""
         if isinstance(error, Error):
             return error.retriable or isinstance(error, Unavailable | OutcomeUnknown | ProduceError)
         return isinstance(error, TakenOver) or (self._errors is not None and isinstance(error, self._errors))
@@ -170,9 +170,9 @@ class Relay:
 
     @contextmanager
     def _session(self, until_empty: bool) -> Iterator[Callable[[], bool]]:
-        """Work alone on the table for the block; yield a function that does a step of it.
+        """Lock the table and open a producer for the block; yield a function that sends the next rows.
 
-        It returns whether there is more to do.
+        Each call sends the claimed rows and claims the next; it returns whether there is more to do.
         """
         database = Database(self._connect())
         outbox = OutboxTable(database, self.table)
@@ -214,10 +214,10 @@ class Relay:
             outbox.close()
 
     def _compared(self, outbox: OutboxTable, claim: Claim, reached: int) -> Claim:
-        """Compare what the database and the topic know of the numbers; return what is to be sent.
+        """Check that the numbers in the database agree with those in the topic; return the claim to send.
 
-        A number that the topic has is not sent again, so it must never belong to another row. Above `reached`
-        no partition has any, and none but this run can append there.
+        The producer does not send a number again that the topic has, so it must never belong to another row.
+        `reached` is the highest number that a partition has; only this run can append higher ones.
         """
         used = f"numbers up to {claim.last} are used, and {self.topic.name!r} has {reached}"
         if reached > claim.last:
@@ -241,12 +241,12 @@ class Relay:
     # -- sending -------------------------------------------------------------------------------
 
     def _send(self, outbox: OutboxTable, producer: Producer[bytes], claim: Claim) -> Claim:
-        """Return the claim when its rows are durable in the topic.
+        """Send the rows of a claim; return the claim, with what was sent, when they are durable in the topic.
 
-        Which row a batch is refused for is found by sending the rows one by one, in a new session.
+        If a batch is refused, the rows are sent one by one in a new session, to find the row at fault.
 
         Raises:
-            BadRow: for this row, and all before it are durable and deleted.
+            BadRow: a row cannot become a record; all rows before it are durable and deleted.
         """
         rows = outbox.rows(claim)
         if not rows:
@@ -293,14 +293,14 @@ class Relay:
 
 
 class _OneByOne(Unavailable):
-    """The rows of this claim are to be sent one by one, by a new producer."""
+    """Raised to begin a new session in which the claimed rows are sent one by one."""
 
     def __init__(self) -> None:
         super().__init__("a row was refused: the rows are sent one by one", code="one_by_one")
 
 
 def _is_of_a_row(error: Error) -> bool:
-    """Return whether `error` is the refusal of a record, which would be refused again."""
+    """Return whether `error` refuses a record for good, so that a row is at fault."""
     if isinstance(error, ProduceError):
         return any(_is_of_a_row(each.error) for each in error.undelivered)
     passing = isinstance(error, Unavailable | OutcomeUnknown | Fenced | NotFound | AuthError | Untrusted)
@@ -318,7 +318,7 @@ def _age_ms(claim: Claim) -> int:
 
 
 def _record(table: str, row: tuple[Any, ...]) -> _Record:
-    """Return what is to be appended for a row. Raises BadRow."""
+    """Return the record to append for a row. Raises BadRow if the row cannot become one."""
     row_id, value, key, tag, headers, timestamp_ms, trace_id, deliver_at_ms = row
     if isinstance(headers, str | bytes):
         try:

@@ -55,10 +55,10 @@ _FIRST = "INSERT INTO {table}_relay VALUES (1, 0, '', '', 0, 0, '[]', 0);\n"
 
 
 def schema(database: str, table: str = "outbox") -> str:
-    """Return the SQL statements that make the tables of an outbox in a ``"postgresql"`` or ``"sqlite"``.
+    """Return the SQL that creates an outbox; `database` is ``"postgresql"`` or ``"sqlite"``.
 
-    `table` is the application's; its columns may be in any order, and it may have others. ``{table}_relay``
-    is the relay's, and has one row.
+    `table` is the one into which the application inserts; its columns may be in any order, and it may have
+    more. ``{table}_relay``, with one row, has the relay's progress.
     """
     try:
         statements = _OUTBOX[database]

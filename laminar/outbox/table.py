@@ -1,10 +1,10 @@
-"""An outbox in its database: which rows are claimed under which numbers, and what is done.
+"""The tables of an outbox: which rows are claimed (being sent) under which numbers, and which are done.
 
-The numbers of the application's inserts are not those of the relay: a row with a low number may be committed
-after rows with higher ones were sent and deleted. So the relay claims rows that it sees, in one transaction
-that writes down their ids, and gives them the numbers that follow `checkpoint`. Until they are done the same
-rows keep the same numbers, whatever is killed in between. Rows are deleted by their ids, never by a range:
-in it there may be rows that were committed since.
+The relay cannot use the ids of rows as numbers of records: a row with a low id may be committed after rows
+with higher ones were sent and deleted. So the relay claims the rows that it sees, in one transaction that
+stores their ids, and gives them the numbers after `checkpoint`. Until they are done the same rows keep the
+same numbers, whatever is killed in between. Rows are deleted by their ids, never by a range: other rows in it
+may have been committed since.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ COLUMNS = "id, value, key, tag, headers, timestamp_ms, trace_id, deliver_at_ms"
 
 
 class TakenOver(Exception):
-    """Another relay has begun on this table since."""
+    """Raised if another relay has begun to work on this table since."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Rows that are being sent: the one at place i has the number ``checkpoint + 1 + i``.
+    """The rows that are being sent: the row with id ``ids[i]`` has the number ``checkpoint + 1 + i``.
 
-    An id of None is a row that is done already. Up to `checkpoint` no number is used again, and the record
-    with the number `sent` is in the topic, the last one of which that is known.
+    An id of None stands for a row that is done already. Numbers up to `checkpoint` are not used again. `sent`
+    is the highest number whose record is known to be in the topic. `claimed_ms` is the time of the claim.
     """
 
     checkpoint: int
@@ -48,20 +48,20 @@ class Claim:
         return [each for each in self.ids if each is not None]
 
     def with_sent(self, number: int) -> Claim:
-        """Return the claim with this number in the topic."""
+        """Return a copy of the claim with `number` as the highest one known to be in the topic."""
         return replace(self, sent=number)
 
     @property
     def last(self) -> int:
-        """The highest number that may have been sent."""
+        """The highest number of the claim: no higher one was ever sent."""
         return self.checkpoint + len(self.ids)
 
 
 class OutboxTable:
-    """The application's table and the relay's beside it, over one connection.
+    """The outbox table of the application, and the relay's own table beside it, over one connection.
 
-    Only the relay that began last changes anything: each statement that writes compares `run`. The lock only
-    keeps others waiting. It may be lost where connections are shared by a pool in between.
+    Only the relay that began last can change anything: each statement that writes compares the number of its
+    run. The lock only lets other relays wait; a connection pooler between relay and database may lose it.
     """
 
     def __init__(self, database: Database, table: str) -> None:
@@ -76,10 +76,10 @@ class OutboxTable:
         return self._db.try_lock(self._table)
 
     def begin(self, name: str, topic: str) -> Claim:
-        """Begin a run; return what the run before has claimed. No earlier run changes anything from now on.
+        """Begin a run; return the claim of the run before. Earlier runs cannot change anything from now on.
 
-        The producer's name is `name` with random digits behind it, drawn once for each outbox: so numbers
-        of two outboxes are never taken for each other, whatever their relays are called.
+        The producer's name is `name` followed by random digits, which are drawn once for each outbox: so
+        numbers of two outboxes are never confused, even if their relays have the same name.
 
         Raises:
             ConfigError: rows are claimed under another name or for another topic; or the tables are not as
@@ -119,18 +119,18 @@ class OutboxTable:
         return self._db.rows(f"SELECT run FROM {self._table}_relay WHERE id = 1") == [(self._run,)]
 
     def doubt(self) -> None:
-        """Note that what is claimed may not be sent again before a person has looked at it."""
+        """Mark the claim as doubtful, so that later runs do not send it before an operator decides."""
         with self._db.transaction():
             self._change("claimed_ms = 0")
 
     def restart(self, last: int) -> Claim:
-        """Claim nothing, and use no number up to `last` again; return that."""
+        """Drop the claim, and use no number up to `last` again; return the new, empty claim."""
         with self._db.transaction():
             self._change("checkpoint = ?, sent = ?, claimed = ?, claimed_ms = 0", last, last, "[]")
         return Claim(last, (), 0, last)
 
     def rows(self, claim: Claim) -> list[tuple[int, tuple[Any, ...]]]:
-        """Return the rows of a claim with their numbers, without those that are done or were deleted."""
+        """Return (number, row) for each row of a claim that is not done and still exists."""
         if not claim.left:
             return []
         found = self._db.rows(f"SELECT {COLUMNS} FROM {self._table} WHERE id IN ({_listed(claim.left)})")
@@ -149,7 +149,7 @@ class OutboxTable:
             self._change("claimed = ?, sent = ?", msgspec.json.encode(left).decode(), claim.sent)
 
     def next_claim(self, claim: Claim, *, max_rows: int, max_bytes: int) -> Claim:
-        """Delete the rows of a claim, which are all done, and claim the next ones: in one transaction."""
+        """In one transaction, delete the rows of `claim`, which are all done, and claim the next ones."""
         if not claim.left and not self._db.rows(f"SELECT 1 FROM {self._table} LIMIT 1"):
             return claim if not claim.ids else Claim(claim.last, (), 0, claim.sent)
         with self._db.transaction():
@@ -186,7 +186,7 @@ class OutboxTable:
             raise TakenOver(f"another relay has begun on {self._table}")
 
     def close(self) -> None:
-        """End the connection, and with it the lock."""
+        """Close the connection, which releases the lock."""
         self._db.close()
 
 

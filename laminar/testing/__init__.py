@@ -1,4 +1,4 @@
-"""Real servers for tests, and checkers of what they did.
+"""Real servers for tests, and checks of what they did.
 
 ``with laminar.testing.node() as client`` is a real server on a real disk at a free address,
 gone afterwards. The pytest fixture ``laminar_client`` gives the same; it is there as soon as

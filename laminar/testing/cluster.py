@@ -1,7 +1,7 @@
 """A cluster of real node processes on this machine: started, killed, restarted and ended by a program.
 
 Each node is `python -m laminar.node` in a process group of its own. Its data folder and log file are kept
-when it ends. By default every cluster has a loopback net for itself (127.77.N.1, 127.77.N.2, ...): so ports
+when it ends. By default every cluster has a loopback net of its own (127.77.N.1, 127.77.N.2, ...): so ports
 are fixed, a restarted node has the same address, and clusters do not disturb each other. No node outlives the
 program: the kernel kills each process group when the program ends (`laminar.testing.parent_death`). All
 processes have a mark in their environment, by which `leftovers` finds those that still run. This module knows
@@ -71,7 +71,7 @@ class LoopbackNet:
 
 @dataclass(slots=True)
 class Node:
-    """One node: where it listens, where its files are, and its process if it runs."""
+    """One node of a cluster: its address, its folder of files, and its process if it runs."""
 
     number: int
     host: str
@@ -90,26 +90,26 @@ class Node:
 
     @property
     def url(self) -> str:
-        """URL of its HTTP interface."""
+        """URL of the node's HTTP interface."""
         return f"http://{self.host}:{self.port}"
 
     @property
     def data(self) -> Path:
-        """Its data folder."""
+        """The node's data folder."""
         return self.folder / "data"
 
     @property
     def log(self) -> Path:
-        """Its log file."""
+        """The node's log file."""
         return self.folder / "log"
 
     @property
     def running(self) -> bool:
-        """Whether its process runs."""
+        """Whether the node's process runs."""
         return self.process is not None and self.process.poll() is None
 
     def log_tail(self, *, size_bytes: int = 4_000) -> str:
-        """Return the end of its log, for a message."""
+        """Return the end of the node's log, for a message."""
         try:
             return self.log.read_bytes()[-size_bytes:].decode("utf-8", "replace")
         except FileNotFoundError:
@@ -122,7 +122,7 @@ class LocalCluster:
 
     Nodes are numbered from 0; the first founds the cluster, the others join it. `hosts` and `ports` have an
     element for each node; without `hosts` the cluster gets a `LoopbackNet` of its own. `settings` are further
-    settings of all nodes. They ask for no tokens, unless these settings say otherwise.
+    settings of all nodes. Nodes require no tokens, unless `settings` say otherwise.
     """
 
     directory: Path
@@ -175,7 +175,7 @@ class LocalCluster:
 
     @property
     def admin_token(self) -> str:
-        """The first token, as a node of the cluster wrote it; empty without (`access=open`, or not yet)."""
+        """The first token, as a node wrote it to a file; "" if there is none (`access=open`, or not yet)."""
         for node in self.members:
             with contextlib.suppress(FileNotFoundError):
                 return (node.data / "admin-token").read_text().strip()
@@ -368,7 +368,7 @@ def kill_group(process: subprocess.Popen[bytes]) -> None:
 
 
 def get_json(url: str, *, headers: Mapping[str, str] | None = None, timeout: float = 10.0) -> Any:
-    """Return the JSON that this address answers, None unless the status is 200. There is no retry."""
+    """Send one GET request; return the decoded JSON of the answer, None unless its status is 200."""
     # Imported here: pytest loads this package in every session where Laminar is installed.
     import urllib.error
     import urllib.request

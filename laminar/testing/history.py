@@ -46,7 +46,7 @@ Kind = Literal[
 
 
 class Sent(NamedTuple):
-    """A record that was acknowledged: its name, and the place its receipt gave."""
+    """A record that was acknowledged: key and number name it; its receipt gave partition and offset."""
 
     key: Key
     number: int
@@ -55,7 +55,7 @@ class Sent(NamedTuple):
 
 
 class Read(NamedTuple):
-    """A record that was read. The order of `Read`s of a partition is the order of reading."""
+    """A record that was read, and where. `Read`s of one partition must be in the order of reading."""
 
     partition: int
     offset: int
@@ -91,7 +91,7 @@ def check_history(
     *,
     uncertain: Collection[tuple[Key, int]] | None = None,
 ) -> list[Violation]:
-    """Return everything that is wrong with a history, in the order of the rules above.
+    """Return all violations of the rules above in a history, in the order of the rules.
 
     `uncertain` names records that were sent and got no receipt, so they may be in the log or not. None means
     that these records are not known: then `unknown` is not checked.
@@ -132,7 +132,7 @@ def _lost_or_moved(sent: list[Sent], found: list[Read]) -> list[Violation]:
 
 
 def _duplicates(found: list[Read]) -> list[Violation]:
-    """Return a violation for each reading of a record after its first; it names the place of the first."""
+    """Return a violation for each repeated reading of a record; it names the place of the first."""
     first: dict[tuple[Key, int], Read] = {}
     violations = []
     for each in found:
@@ -183,9 +183,9 @@ def _offsets(found: list[Read]) -> list[Violation]:
 
 
 def _order_per_key(found: list[Read]) -> list[Violation]:
-    """Return the violations of rule 4: the numbers of a key, in the order of offsets, not of reading.
+    """Return the violations of rule 4, which compares a key's numbers in the order of offsets.
 
-    A reader that returns records in the wrong order violates rule 3.
+    The order of reading is not used: a reader that returns records in the wrong order violates rule 3.
     """
     home: dict[Key, int] = {}
     highest: dict[Key, Read] = {}
@@ -239,10 +239,10 @@ def _unknown(
 
 
 def check_replicas(digests: Mapping[int, Mapping[str, str]]) -> list[Violation]:
-    """Return the replicas whose committed bytes differ: `digests` is partition -> node -> digest.
+    """Return a violation for each replica whose committed bytes differ from those of the others.
 
-    The digest that most replicas have counts as right. If two digests are the most frequent ones, all
-    replicas of the partition are returned.
+    `digests` has by partition and node the digest of a replica. The digest that most replicas of a partition
+    have counts as right; if two digests are equally frequent, there is a violation for each replica.
     """
     violations = []
     for partition, by_node in sorted(digests.items()):

@@ -46,10 +46,10 @@ def serve(
 ) -> Iterator[str]:
     """Run a node in a process of its own; yield its URL once it is ready to serve.
 
-    `settings` are further settings of the node by their names. It asks for no token unless they say so.
+    `settings` are further settings of the node by their names. The node requires no token unless they say so.
 
     Raises:
-        ServerFailed: it did not start.
+        ServerFailed: the node did not start.
     """
     with tempfile.TemporaryDirectory(prefix="laminar-node-") as folder:
         data = Path(folder) / "data"
@@ -157,7 +157,10 @@ def node(
 async def aio_node(
     *, shards: int = 1, settings: Mapping[str, str | int] | None = None, timeout: float = START_TIMEOUT_S
 ) -> AsyncIterator[aio_client.Client]:
-    """Do as `node`, for a program with an event loop. Starting and stopping run in a thread."""
+    """Run a server and yield a client of it, for a program with an event loop.
+
+    Starting and stopping run in a thread.
+    """
     import asyncio
 
     from laminar.client.client import connect

@@ -1,4 +1,4 @@
-"""The wrapper of a command that is killed, with its process group, when the starting process ends.
+"""A wrapper around a command: it and its process group are killed when the starting process ends.
 
 Run as ``python parent_death.py FD COMMAND...`` in a process group of its own. It asks the kernel to send
 SIGKILL to the group when the last writer of the pipe `FD` is gone, and then executes COMMAND in its place.

@@ -4,7 +4,7 @@ The client would ask any replica. Here each answer must come from the replica it
 plain HTTP with ``Laminar-Local: 1``, again until it answers. `laminar.testing.history.check_replicas` checks
 whether the digests are equal.
 
-A topic whose route was changed for long has hundreds of partitions: several are asked about at once, and a
+A topic with many splits and merges has hundreds of partitions: several are asked about at once, and a
 partition whose replicas have answered is not asked about again.
 """
 
@@ -33,13 +33,13 @@ _MOST_NAMED = 5
 
 
 class _Missing(Exception):
-    """A replica does not answer, or lags; the message says which and how."""
+    """Raised if a replica does not answer, or lags; the message says which one and why."""
 
 
 def committed_digests(urls: Sequence[str], topic: str, *, timeout: float = 30.0) -> Digests:
     """Return partition -> node -> sha256 of the log up to a committed index that all replicas have.
 
-    `urls` are nodes that are asked in turn for the places of the replicas.
+    `urls` are nodes, which are asked in turn where the replicas are.
 
     Raises:
         ServerFailed: `timeout` seconds have passed; the message names replicas that lag or do not answer, and
@@ -77,7 +77,10 @@ def committed_digests(urls: Sequence[str], topic: str, *, timeout: float = 30.0)
 
 
 def _digests_of(partition: dict[str, Any], target: str, deadline: float) -> dict[str, str] | str | None:
-    """Return by node the replicas' digests up to the same index; or what is missing; None: it is too late."""
+    """Return the digests of a partition's replicas up to one index, by node.
+
+    Return a text that says what is missing if a replica did not answer; None if `deadline` has passed.
+    """
     if time.monotonic() >= deadline:
         return None
     path = f"{target}/{partition['partition']}/digest"
@@ -91,10 +94,10 @@ def _digests_of(partition: dict[str, Any], target: str, deadline: float) -> dict
 
 
 def _ask(node: str, url: str) -> dict[str, Any]:
-    """Return a replica's answer.
+    """Return the JSON that the replica on `node` answers to a request of its digest.
 
     Raises:
-        _Missing: there is none, or it is an error.
+        _Missing: the replica does not answer, or answers with an error.
     """
     request = urllib.request.Request(url, headers={"Laminar-Local": "1"})
     try:

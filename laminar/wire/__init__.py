@@ -1,4 +1,4 @@
-"""Formats and computations that client and node share, beside HTTP.
+"""Formats and computations that client and node share, apart from HTTP.
 
-`key_route`: the partition of a key. `datagram`: the bytes of an append by datagram and of its answer.
+`key_route` has the partition of a key, `datagram` the bytes of an append by datagram and of its answer.
 """

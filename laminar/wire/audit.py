@@ -21,8 +21,8 @@ DATAGRAM = "UDP"
 class AuditRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A record of the audit; a reader ignores unknown members.
 
-    Its kind is `call`, a call of a route that needs the role admin, with its outcome; `refused`, an answer
-    401 or 403; or `missed`, `count` records that a process could not write. It has no query, header or body.
+    Its `kind` is `call` (a request that needs the role admin, and its outcome), `refused` (an answer 401 or
+    403), or `missed` (`count` records that a process could not write). No query, header or body is recorded.
     """
 
     kind: Kind

@@ -1,8 +1,8 @@
 """Settings of a channel, and the token of a delivery, which clients, nodes and the log of a partition share.
 
-A channel is a named queue of a topic: each record goes to one of its consumers, again until it is
-acknowledged or dead. Here are the settings with their defaults and limits, and the token, a text that names
-one delivery. Nothing here knows which node leads a partition, or which records are out. The mechanism is in
+A channel is a named queue of a topic: each record is given to one of its consumers, again and again until it
+is acknowledged or dead (failed too often). Here are the settings with their defaults and limits, and the
+token, a text that names one delivery (one giving out of a record). The mechanism is in
 `laminar.node.partition.state.channels`; `docs/channels.md` describes it.
 """
 
@@ -68,39 +68,41 @@ _Text = Annotated[str, msgspec.Meta(max_length=1024)]
 
 
 class Filter(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The records of a channel: those with any of the tags, if there are tags, and with all the headers."""
+    """The filter of a channel: it gives out records with any of the tags (if any) and all of the headers."""
 
     tags: Annotated[list[_Text], msgspec.Meta(max_length=MAX_FILTER_TAGS)] = []
     headers: Annotated[dict[_Text, _Text], msgspec.Meta(max_length=MAX_FILTER_HEADERS)] = {}
 
     def takes(self, tag: str | None, headers: Mapping[str, bytes]) -> bool:
-        """Return whether a record with this tag and these headers passes."""
+        """Return whether a record with this tag and these headers passes the filter."""
         if self.tags and tag not in self.tags:
             return False
         return all(headers.get(name) == value.encode() for name, value in self.headers.items())
 
 
 class CursorStart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The start of a channel at the positions of the topic's cursor of this name.
+    """The start of a channel at the positions of a cursor of the topic.
 
-    In a partition without a position it is the earliest record.
+    In a partition in which the cursor has no position, the channel begins at the earliest record.
     """
 
     cursor: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9._-]{1,200}$")]
 
 
 class ChannelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The settings of a channel; times in ms. What has its default is left out of the encoding.
+    """The settings of a channel; times are in ms. Settings with their default are left out of the encoding.
 
-    `start`: where the channel begins in each partition: ``"earliest"``, ``"latest"``, a time (ms since the
-    epoch), or where a cursor stands. `until`: where it ends, for the replay of a range: None for never, or a
-    time. `order` ``"key"``: of each key one record is out at a time, in the order of the log. `timeout_ms`:
-    how long a consumer has for a record, unless it says otherwise. `max_attempts`: how often a record is
-    tried before it is dead, 0: for ever. `on_dead` ``"park"``: the later records of its key wait for a
-    person. `dead_ms`: how long a dead record is kept. `retry_ms` doubles with each attempt, up to
-    `retry_max_ms`. `max_in_flight`: most records of one partition that are out at a time. `hold_ms`: how long
-    retention waits for records that were never out. `paused`: nothing is given out; acknowledgements are
-    taken. `trace`: which records have events of this channel in the trace; None: as the topic says.
+    `start` is where the channel begins in each partition: ``"earliest"``, ``"latest"``, a time (ms since the
+    epoch), or the position of a cursor. `until` is the time at which it ends, for the replay of a range; None
+    means never. With `order` ``"key"`` only one record of each key is out (given to a consumer) at a time, in
+    the order of the log. `timeout_ms` is how long a consumer has for a record, unless its request names
+    another time. `max_attempts` is how often a record is tried before it is dead; 0 means for ever. With
+    `on_dead` ``"park"`` the later records of a dead record's key wait for an operator. `dead_ms` is how long
+    a dead record is kept. `retry_ms` is the pause before another attempt, which doubles with each attempt up
+    to `retry_max_ms`. `max_in_flight` is the largest number of records of one partition that are out at a
+    time. `hold_ms` is how long retention keeps records that were never given out. While `paused` is true no
+    records are given out, but outcomes are accepted. `trace` says which records have events of this channel
+    in the trace; None means those that the topic's setting names.
     """
 
     start: Annotated[
@@ -127,11 +129,11 @@ class ChannelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, o
     trace: Annotated[str, msgspec.Meta(pattern=TRACED)] | None = None
 
     def retry_delay_ms(self, attempt: int) -> int:
-        """Return the pause after attempt number `attempt`, from 1, failed."""
+        """Return the pause in ms after attempt number `attempt` (from 1) has failed."""
         return min(self.retry_max_ms, self.retry_ms << min(attempt - 1, 40))
 
     def fixed(self) -> tuple[object, ...]:
-        """Return the settings that never change after a channel's creation."""
+        """Return the values of the settings that cannot be changed after a channel's creation."""
         return (self.start, self.until, self.order)
 
 
@@ -148,8 +150,8 @@ def settings_of(answer: Mapping[str, Any]) -> ChannelSettings:
 def stored(settings: ChannelSettings) -> dict[str, Any]:
     """Return the settings as a document, without those that have their default.
 
-    Equal settings have equal documents. `omit_defaults` alone keeps a default that was decoded: it compares
-    by identity. A filter that takes all is none.
+    Equal settings give equal documents: a filter that lets every record pass is left out, too. (The option
+    `omit_defaults` of the struct compares by identity, so it keeps defaults that were decoded.)
     """
     if settings.filter == Filter():
         settings = msgspec.structs.replace(settings, filter=None)
@@ -163,7 +165,7 @@ _TOKEN = re.compile(r"([0-9]{1,20}):([0-9]{1,20})(?:-([0-9]{1,20}))?:([0-9]{1,20
 
 
 class Named(NamedTuple):
-    """Records that a consumer names: offsets from `first` up to, not including, `end`, of one delivery."""
+    """The records that a token names: offsets from `first` up to, not including, `end`, of one delivery."""
 
     partition: int
     first: int
@@ -177,10 +179,10 @@ def token(partition: int, offset: int, delivery: int) -> str:
 
 
 def parse_token(text: str) -> Named:
-    """Return what a token names; ``0:812-830:5071`` names the offsets 812 to 830, both included.
+    """Return what a token names; ``0:812-830:5071`` names the offsets 812 to 830 of partition 0, inclusive.
 
     Raises:
-        ValueError: the text is no token.
+        ValueError: the text is not a token.
     """
     found = _TOKEN.fullmatch(text)
     if found is None:

@@ -1,13 +1,13 @@
 """Appends by datagram: the bytes of a question and of its answer, and the MAC that authenticates both.
 
 One datagram, the *question*, carries one small batch to one partition; one *answer* comes back, with the
-receipt, an error or the leader's address. Both end in a MAC, over everything before it, under the cluster's
-secret, or under the key of a credential that the question names. A receiver checks the MAC before anything
-else; a datagram that fails is not of this cluster (`Forged`), and must be dropped without an answer. The MAC
-proves that the sender has the key; nothing is encrypted. A question by a credential also says the minute, so
-that a copy of it is refused later. The partition's hash is at a fixed place near the start of a question,
-where programs in the kernel read it (`laminar.node.runtime.reuseport`). Pure: no socket, clock or randomness.
-``docs/protocol.md`` has every byte.
+receipt, an error or the leader's address. Both end in a MAC over everything before it, keyed with the
+cluster's secret, or with the key of a credential (a client's token) that the question names. A receiver
+checks the MAC before anything else; a datagram that fails (`Forged`) must be dropped without an answer. The
+MAC proves that the sender has the key; nothing is encrypted. A question with a credential also contains the
+minute, so that a copy of it is refused later. The partition's hash is at a fixed position near the start of a
+question, where BPF programs in the kernel read it (`laminar.node.runtime.reuseport`). Pure: no socket, clock
+or randomness. ``docs/protocol.md`` has every byte.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class Forged(Exception):
 class Malformed(Exception):
     """The sender has the key, but a field of the question cannot be understood.
 
-    `field` names it, `value` is what it holds, `limit` what would be right. `number` is that of the question,
-    for the answer.
+    `field` names the field, `value` is its value, `limit` the right value. `number` is the question's number,
+    which the answer has to repeat.
     """
 
     def __init__(self, message: str, *, field: str, value: Any, limit: Any = None, number: bytes) -> None:
@@ -67,7 +67,7 @@ class Malformed(Exception):
 
 
 class AnswerKind(IntEnum):
-    """The kinds of answers."""
+    """The kinds of answers to an append by datagram."""
 
     RECEIPT = 1
     """The batch is durable as its topic promises."""
@@ -89,10 +89,11 @@ MINUTES_VALID: Final = 15
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """An append. The client draws the `number`, `NUMBER_BYTES` long, which its answer repeats.
+    """A request to append the batch `frame` to a partition.
 
-    `frame` is the batch. `route` is the version of the topic's route by which the partition was chosen; None
-    if the question does not say it. Version 0 is not said: nodes that know no other would refuse it.
+    `number` is a random one of `NUMBER_BYTES` bytes, which the answer repeats. `route` is the version of the
+    topic's route by which the client chose the partition; None if the question does not contain it. Version 0
+    is left out, because older nodes would refuse it.
     """
 
     topic: str
@@ -106,7 +107,7 @@ class Question:
     """Of a question by a credential: when it was sent, in minutes since 1970."""
 
     def by(self, credential: str, minute: int) -> Question:
-        """Return this question by a credential."""
+        """Return this question with a credential's id, and the minute (since 1970) of sending."""
         return replace(self, credential=credential, minute=minute)
 
 
@@ -114,8 +115,8 @@ class Question:
 class Receipt:
     """The place and durability of an appended batch: `count` records from `offset` on.
 
-    `replicas` is the number of voters of the partition. `synced`: it was synced to disk before it was
-    acknowledged. `duplicate`: it had been appended before.
+    `replicas` is the number of voters of the partition. `synced` is true if the batch was synced to disk
+    before it was acknowledged, `duplicate` if an earlier copy of the question had appended it.
     """
 
     offset: int
@@ -135,10 +136,11 @@ class Leader:
 
 @dataclass(frozen=True, slots=True)
 class NextRoute:
-    """The route to go by after a partition was sealed: its version, and its ranges of logical partitions.
+    """The topic's next route, in the answer of a partition that takes no more records.
 
-    Each range is (partition, first logical partition, size), in order. There are none if they do not fit into
-    the datagram, or are not known yet: a client asks for the route over HTTP then.
+    `ranges` says which partition takes which keys: (partition, first logical partition, number of logical
+    partitions), in order. It is empty if the ranges do not fit into the datagram, or are not known yet: then
+    a client requests the route over HTTP.
     """
 
     version: int
@@ -151,7 +153,7 @@ Problem: TypeAlias = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The answer to the question `number`, from the `shard` whose socket got the question."""
+    """The answer to the question `number`; `shard` is the number of the shard that received the question."""
 
     number: bytes
     shard: int
@@ -159,28 +161,28 @@ class Answer:
 
 
 def partition_hash(topic: str, partition: int) -> int:
-    """Return the hash of a partition, as `router.partition_hash` does, which no client imports."""
+    """Return the hash by which kernel programs steer to a partition; equal to `router.partition_hash`."""
     return mmh3.hash(topic.encode() + b"\0" + struct.pack("<I", partition), 0, signed=False)
 
 
 def room_bytes(topic: str, credential: str = "") -> int:
-    """Return how large a batch for this topic may be, in bytes."""
+    """Return how many bytes a batch for this topic may have, to fit into a datagram."""
     head = _QUESTION.size + (_BY.size if credential else 0)
     return MAX_DATAGRAM_BYTES - head - len(topic.encode()) - MAC_BYTES
 
 
 def credential_of(datagram: bytes) -> str:
-    """Return the credential that a question names, which is not proven yet; empty if it names none."""
+    """Return the credential's id in a question that is not verified yet; "" if it has none."""
     if len(datagram) < _QUESTION.size + _BY.size or datagram[_KIND_POSITION] != APPEND_BY:
         return ""
     return datagram[_QUESTION.size : _QUESTION.size + _BY.size - 4].hex()
 
 
 class DatagramCodec:
-    """The encoding of datagrams under a secret or a credential's key.
+    """The encoder and decoder of datagrams that are signed with a secret or a credential's key.
 
-    The MAC differs for questions and answers, so a question cannot pass for an answer. Without a secret
-    (empty) the MAC keeps out noise, but no attacker.
+    The MACs of questions and answers differ, so that a question is never taken for an answer. With an empty
+    secret the MAC detects damage, but keeps out no attacker.
     """
 
     __slots__ = ("_key",)
@@ -195,7 +197,7 @@ class DatagramCodec:
         return hashlib.blake2s(content, digest_size=MAC_BYTES, key=self._key, person=direction).digest()
 
     def _opened(self, datagram: bytes, *, magic: bytes, size: int, direction: bytes) -> memoryview:
-        """Return the bytes before the MAC, after verifying it. Raises `Forged`."""
+        """Verify the MAC of a datagram; return the bytes before it. Raises `Forged` if it is wrong."""
         if len(datagram) < size + MAC_BYTES or datagram[:4] != magic:
             raise Forged
         content = memoryview(datagram)[:-MAC_BYTES]
@@ -204,7 +206,7 @@ class DatagramCodec:
         return content
 
     def encode_question(self, question: Question) -> bytes:
-        """Return the datagram of a question, whose batch must have at most `room_bytes(topic)`."""
+        """Return the datagram of a question; its batch must have at most `room_bytes(topic)` bytes."""
         topic = question.topic.encode()
         assert len(question.number) == NUMBER_BYTES and 0 < len(topic) <= LONGEST_TOPIC_BYTES, question
         head = _QUESTION.pack(
@@ -263,9 +265,10 @@ class DatagramCodec:
         return Question(topic, partition, number, frame, route - 1 if route else None, credential, minute)
 
     def encode_answer(self, answer: Answer, *, limit_bytes: int) -> bytes:
-        """Return the datagram of an answer, of at most `limit_bytes` or `SMALLEST_ANSWER_LIMIT`, if larger.
+        """Return the datagram of an answer; it has at most `limit_bytes`, or `SMALLEST_ANSWER_LIMIT` bytes.
 
-        The text of a problem is cut to fit, and a route's ranges are left out if they do not fit.
+        The larger of the two applies. The text of a problem is cut to fit, and a route's ranges are left out
+        if they do not fit.
         """
         kind, body = _encode_body(
             answer.body, max(limit_bytes, SMALLEST_ANSWER_LIMIT) - _ANSWER.size - MAC_BYTES
@@ -297,7 +300,7 @@ _problem_decoder: Final = msgspec.msgpack.Decoder(dict[str, Any])
 
 
 def _route_field(route: int | None) -> int:
-    """Return what a question says of its route: one more than the version; 0: nothing."""
+    """Return the field of a question for its route: the version plus one; 0 if it is left out."""
     return route + 1 if route and route < _LAST_ROUTE else 0
 
 
@@ -319,7 +322,7 @@ def _encode_body(body: Receipt | Problem | Leader | NextRoute, room: int) -> tup
 
 
 def _fitting(problem: Problem, room: int) -> bytes:
-    """Return a problem encoded in `room` bytes: with a shorter `detail`, or only what is necessary."""
+    """Return a problem encoded in `room` bytes: if it is too long, with a shorter or without `detail`."""
     encoded = msgspec.msgpack.encode(problem)
     if len(encoded) <= room:
         return encoded

@@ -1,9 +1,9 @@
-"""Ids of delayed records, as clients see them: what clients and nodes share.
+"""Ids of delayed records, by which clients name them: their form, and their numbers in nodes.
 
-A delayed record has a *number* (`laminar.node.partition.state.delayed_records`): that of the partition that
-took it, times 2**40, and a count. Its *id* is that partition, the time at which it was to be delivered, and
-the count: ``0.1766398920000.17``. The id stays the same when the record is given another time, or when
-another partition has it since.
+Nodes give a delayed record a *number* (`laminar.node.partition.state.delayed_records`): the partition that
+took the record, times 2**40, plus a count. Its *id* has that partition, the time at which it was to be
+delivered at first (ms since the epoch), and the count: ``0.1766398920000.17``. The id does not change when
+the record gets another time, or is moved to another partition.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _ID = re.compile(rf"{ID_TEXT}\Z", re.ASCII)
 
 
 class DelayedId(NamedTuple):
-    """An id, taken apart: the partition that took the record, its time (ms) then, the count there."""
+    """The parts of an id: the partition that took the record, its first delivery time, the count there."""
 
     partition: int
     due_ms: int
@@ -30,7 +30,7 @@ class DelayedId(NamedTuple):
 
     @property
     def number(self) -> int:
-        """The record's number."""
+        """The record's number, by which nodes know it."""
         return self.partition * NUMBERS + self.place
 
     def __str__(self) -> str:
@@ -38,13 +38,13 @@ class DelayedId(NamedTuple):
 
 
 def id_of(number: int, due_ms: int) -> DelayedId:
-    """Return the id of the record with a number that was to be delivered at a time (ms)."""
+    """Return the id of the record with this number, to be delivered at `due_ms` (ms since the epoch)."""
     partition, count = divmod(number, NUMBERS)
     return DelayedId(partition, due_ms, count)
 
 
 def parse_id(text: str) -> DelayedId:
-    """Return the id in a text. Raises ValueError."""
+    """Return the parts of the id `text`. Raises ValueError if the text is not an id."""
     if not _ID.match(text):
         raise ValueError("the id of a delayed record is PARTITION.TIME.COUNT")
     partition, due_ms, count = map(int, text.split("."))

@@ -1,11 +1,10 @@
 """The partition of a key, which clients and nodes must compute alike.
 
-A topic always has 65,536 *logical partitions*, and a key belongs to one of them for ever. A *route* divides
-them into contiguous ranges, one for each partition that takes records, and names these partitions by their
-numbers. It has a version; the route of version 0 follows from the number of partitions alone
-(`Route.even`), every later one is as the cluster answers. The logical partition of a key never changes.
-Nothing here knows nodes, leaders or topics. It is apart because client and node must agree to the bit, which
-the tests check with fixed examples.
+A key is hashed to one of 65,536 *logical partitions*, and that never changes. A *route* divides these into
+contiguous ranges, one for each partition that takes records, and names these partitions by their numbers.
+Each split, merge or move of partitions gives a topic a new route, with the next version. The route of version
+0 follows from the number of partitions alone (`Route.even`); later ones come from the cluster. Client and
+node must agree to the bit, which the tests check with fixed examples.
 """
 
 from __future__ import annotations
@@ -24,16 +23,16 @@ LOGICAL_PARTITIONS = 65536
 def logical_of_key(key: bytes | str) -> int:
     """Return the logical partition of a key, 0 to 65535: the low 16 bits of MurmurHash3 x86 32, seed 0.
 
-    Text counts as its UTF-8. An empty key is a key like any other.
+    Text is hashed as UTF-8. An empty key is a key like any other.
     """
     return mmh3.hash(key, 0, False) & (LOGICAL_PARTITIONS - 1)
 
 
 def logical_of_group(group: str, partitions: int) -> int:
-    """Return the logical partition whose leader knows the members of a consumer group.
+    """Return the logical partition of a consumer group: the leader of its partition knows the members.
 
-    `partitions` is the topic's number of partitions at its creation: with route 0 it is partition
-    ``hash(group) % partitions``, and whichever partition takes over its place later.
+    `partitions` is the topic's number of partitions at its creation. By route 0 the logical partition is in
+    partition ``hash(group) % partitions``; by later routes in whichever partition holds it then.
     """
     return Route.even(partitions).bounds[mmh3.hash(group.encode(), 0, False) % partitions]
 
@@ -41,19 +40,19 @@ def logical_of_group(group: str, partitions: int) -> int:
 def logical_of_block(block: int, partitions: int) -> int:
     """Return the logical partition of a named producer's block of numbered records without a key.
 
-    `partitions` is the topic's number of partitions at its creation: with route 0 it is in partition
-    ``block % partitions``, at a place that differs from block to block.
+    `partitions` is the topic's number of partitions at its creation. By route 0 the logical partition is in
+    partition ``block % partitions``; within it, blocks are spread by a hash.
     """
     first, end = Route.even(partitions).bounds[block % partitions :][:2]
     return first + mmh3.hash(block.to_bytes(8, "little"), 0, False) % (end - first)
 
 
 class Route:
-    """The ranges of logical partitions that a topic's partitions hold.
+    """A route of a topic: for each partition that takes records, its range of logical partitions.
 
     `numbers` are the numbers of the partitions in the order of their ranges: beyond route 0 they need not
     rise, and may have gaps. `bounds` has one element more: partition ``numbers[i]`` holds the logical
-    partitions from ``bounds[i]`` up to, not including, ``bounds[i + 1]``. A route never changes; two are
+    partitions from ``bounds[i]`` up to, not including, ``bounds[i + 1]``. A route is immutable; two are
     equal if versions, bounds and numbers are.
     """
 
@@ -76,7 +75,7 @@ class Route:
 
     @classmethod
     def even(cls, partitions: int) -> Route:
-        """Return route 0 of a topic: equal ranges; if that leaves a rest, the first have one more each."""
+        """Return route 0 of a topic: ranges of equal size; the first ones are larger by one if needed."""
         return _even(partitions)
 
     @classmethod
@@ -84,7 +83,7 @@ class Route:
         """Return the route of an element of ``routes`` in the answer of ``GET /v1/topics/{t}/routes``.
 
         Raises:
-            ValueError: its ranges are no route, or it divides another number of logical partitions.
+            ValueError: the ranges do not make a route, or the number of logical partitions is not 65,536.
         """
         if int(answer["logical_partitions"]) != LOGICAL_PARTITIONS:
             raise ValueError(f"a route of {answer['logical_partitions']} logical partitions")
@@ -95,7 +94,7 @@ class Route:
         """Return the route of these ranges: each has ``from``, ``to`` and ``partition``, in any order.
 
         Raises:
-            ValueError: they do not cover each logical partition once.
+            ValueError: the ranges do not cover each logical partition once.
         """
         held = sorted((int(each["from"]), int(each["to"]), int(each["partition"])) for each in ranges)
         if any(before[1] != after[0] for before, after in pairwise(held)):
@@ -104,7 +103,7 @@ class Route:
         return cls(version, bounds, [each[2] for each in held])
 
     def answer(self) -> dict[str, Any]:
-        """Return the route as `from_answer` takes it."""
+        """Return the route in the form of an HTTP answer, which `from_answer` reads."""
         return {
             "version": self.version,
             "logical_partitions": LOGICAL_PARTITIONS,
@@ -126,11 +125,11 @@ class Route:
         return [numbers[bisect_right(starts, each) - 1] for each in logical]
 
     def partition_of_key(self, key: bytes | str) -> int:
-        """Return the partition that holds a key."""
+        """Return the partition that takes the records of a key."""
         return self.numbers[bisect_right(self._starts, logical_of_key(key)) - 1]
 
     def after(self, number: int) -> int:
-        """Return the partition after this one, in order of ranges; after the last comes the first."""
+        """Return the partition with the next range after that of `number`; after the last comes the first."""
         return self.numbers[(self._places[number] + 1) % len(self.numbers)]
 
     def ranges(self) -> dict[int, range]:

@@ -1,7 +1,8 @@
 """Events of the trace, which nodes write into the topic `_trace`, and the W3C header `traceparent`.
 
-The value of each record of that topic is one `TraceRecord` as JSON. Its key names the record that it is about
-(`event_key`), its trace id is that record's, and its header `key` has that record's key.
+The value of each record of `_trace` is one `TraceRecord` as JSON: an event of some other record. The event's
+key names that record (`event_key`), its trace id is that record's, and its header `key` has that record's
+key.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class TraceParent(NamedTuple):
 
 
 def parse_traceparent(text: str) -> TraceParent | None:
-    """Return the content of a `traceparent`; None if it is malformed, and so ignored, as W3C demands."""
+    """Return the content of a `traceparent`; None if it is malformed and, as W3C demands, to be ignored."""
     found = _TRACEPARENT.match(text)
     if found is None or (found[1] == "00" and found[5] is not None):
         return None
@@ -63,15 +64,15 @@ def event_key(group: bytes, offset: int) -> str:
 
 
 def delayed_key(group: bytes, number: int) -> str:
-    """Return the key of the events about a delayed record, by its number, until it is published."""
+    """Return the key of the events about a delayed record before it is published; `number` is its number."""
     return f"{group.hex()}/delayed/{number}"
 
 
 class TraceRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """An event of a record, and its client; a reader ignores unknown members.
+    """An event of a record, and the client that caused it; a reader ignores unknown members.
 
-    `principal`, `address` and `node` are those of the request: the client, its address, and the node that it
-    asked. If the cluster itself was the cause, the first two are empty and `node` is the leader's.
+    `principal`, `address` and `node` are the client, its address, and the node that it asked. If the cluster
+    itself was the cause, the first two are empty and `node` is the leader's.
     """
 
     event: str

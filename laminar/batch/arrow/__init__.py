@@ -1,4 +1,5 @@
-"""Batches as Arrow, and Arrow as batches: with pyarrow, and in the node without it.
+"""Conversion between batches and Arrow, with the library pyarrow, and in nodes without it.
 
-`ipc_writer` and `ipc_reader` speak the stream format alone; `pyarrow_out` and `pyarrow_in` need pyarrow.
+`ipc_writer` and `ipc_reader` handle Arrow's stream format by themselves; `pyarrow_out` and `pyarrow_in` need
+pyarrow.
 """

@@ -1,8 +1,8 @@
 """A writer and a reader of FlatBuffers, as far as Arrow's messages need them: tables, strings, vectors.
 
-An object is written before the objects that it refers to, and the places of all numbers are returned: so a
-caller can keep a message as a template and write other numbers into it. In reading every position is checked,
-and a wrong one raises `BatchError`. It is apart from ``ipc_writer`` because it knows nothing of Arrow.
+The writer also returns the positions of all numbers: so a caller can keep a message as a template and write
+other numbers into it. The reader checks every position; a wrong one raises `BatchError`. Nothing here knows
+Arrow.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _SHORT = struct.Struct("<H")
 
 
 class Scalar:
-    """A number in a table; `form` is its format character in `struct`."""
+    """A number in a table; `form` is its format character for the module `struct`."""
 
     __slots__ = ("form", "number")
 
@@ -40,7 +40,7 @@ class Structs:
 
 
 class Table:
-    """A table, by the slots of its fields in the schema; None is a field that is not written."""
+    """A table: the values of its fields, by their slots in the schema; None for a field that is left out."""
 
     __slots__ = ("slots",)
 
@@ -110,7 +110,7 @@ def _put_table(
 
 
 class Reader:
-    """One table of a buffer that came from outside. Methods raise `BatchError` for positions outside it."""
+    """A reader of one table in an untrusted buffer. Its methods raise `BatchError` for wrong positions."""
 
     __slots__ = ("_buffer", "_position", "_vtable")
 
@@ -123,7 +123,7 @@ class Reader:
 
     @classmethod
     def root(cls, buffer: memoryview) -> Reader:
-        """Return the root table of a buffer."""
+        """Return a reader of the root table of a buffer."""
         return cls(buffer, _checked(_UNSIGNED, buffer, 0))
 
     def _number(self, form: struct.Struct, position: int) -> int:
@@ -134,7 +134,7 @@ class Reader:
         return self._position + found if found else None
 
     def scalar(self, slot: int, form: str, default: Any = 0) -> Any:
-        """Return the number in a slot; where it is not written, `default`, which should be the schema's.
+        """Return the number in a slot; if the field is left out, `default`, which should be the schema's.
 
         `form` is the number's format character in `struct`.
         """
@@ -146,7 +146,7 @@ class Reader:
         return None if place is None else place + self._number(_UNSIGNED, place)
 
     def table(self, slot: int) -> Reader | None:
-        """Return the table in a slot; None where it is not written."""
+        """Return a reader of the table in a slot; None if the field is left out."""
         target = self._target(slot)
         return None if target is None else Reader(self._buffer, target)
 
@@ -164,7 +164,7 @@ class Reader:
         return target + 4, count
 
     def string(self, slot: int) -> str | None:
-        """Return the text in a slot; None where it is not written. Raises `BatchError` unless it is UTF-8."""
+        """Return the text in a slot; None if it is left out. Raises `BatchError` if it is not UTF-8."""
         start, length = self._vector(slot, 1)
         if not start:
             return None
@@ -174,7 +174,7 @@ class Reader:
             raise BatchError("malformed", f"message: {error}", field="string") from None
 
     def tables(self, slot: int) -> list[Reader]:
-        """Return the tables of the vector in a slot; an empty list where it is not written."""
+        """Return readers of the tables in the vector of a slot; [] if the field is left out."""
         start, count = self._vector(slot, 4)
         places = range(start, start + 4 * count, 4)
         return [Reader(self._buffer, place + self._number(_UNSIGNED, place)) for place in places]

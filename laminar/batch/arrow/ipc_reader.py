@@ -1,9 +1,8 @@
-"""A reader of Arrow streams that come from a client: it returns the columns that records are made of.
+"""A reader of Arrow streams that clients send: it returns the columns from which batches are built.
 
-It accepts the few types in which a value, a key, a tag, a time and headers may come. All others are refused,
-with their names and what is accepted: it never guesses what a client meant, and drops no column silently. No
-length is trusted. The counterpart is ``ipc_writer``, from which callers import this module's `read_stream`
-too.
+It accepts the few types in which a value, a key, a tag, a time and headers may come. Other types and columns
+are refused, with an error that names them and what is accepted; no column is dropped silently. No length in
+the stream is trusted. The counterpart is ``ipc_writer``, which also exports `read_stream`.
 """
 
 from __future__ import annotations
@@ -76,8 +75,8 @@ class Rows:
 class _Cursor:
     """A cursor over the nodes and buffers of one record batch, which are in the order of the schema's fields.
 
-    Each method takes the next ones, and raises `BatchError` if they are missing or wrong. `max_rows`: how
-    many records may still come; None: any number.
+    Each method reads the next ones, and raises `BatchError` if they are missing or wrong. `max_rows` is how
+    many records may still come; None means any number.
     """
 
     def __init__(self, batch: Reader, body: memoryview, max_rows: int | None) -> None:
@@ -89,7 +88,7 @@ class _Cursor:
         self.places.reverse()
 
     def node(self, most: int = 1) -> tuple[int, int]:
-        """Return (length, null count) of the next field, at most `most` cells for each row that may come."""
+        """Return (length, null count) of the next field; refuse more than `most` cells for each row."""
         if not self.nodes:
             raise _malformed("nodes", "fewer than the schema's fields")
         length, null_count = self.nodes.pop()
@@ -108,7 +107,7 @@ class _Cursor:
         return self.body[position : position + size]
 
     def presence(self, length: int, null_count: int) -> str | None:
-        """Return one character for each cell, "1" where there is one, "0" for null; None if none is null."""
+        """Return a text with one character for each cell, "0" for null, else "1"; None if no cell is null."""
         bitmap = self.buffer()
         if null_count == 0:
             return None
@@ -157,7 +156,7 @@ class _Cursor:
     def headers(self) -> list[dict[str, bytes] | None]:
         """Return the cells of a column of maps, or lists of pairs, of text to bytes; None for null.
 
-        Of equal names in a cell the last one counts.
+        If a cell has two pairs of one name, the last one is used.
         """
         length, null_count = self.node()
         present = self.presence(length, null_count)

@@ -1,4 +1,4 @@
-"""A writer of the Arrow stream format without pyarrow; it exports the reader's names (``ipc_reader``) too.
+"""A writer of the Arrow stream format without pyarrow; it also exports the names of ``ipc_reader``.
 
 The metadata of a record batch is a small template into which numbers are written. The body of the message is
 the frame itself, so values go from the log to the socket uncopied; only columns that a frame does not hold

@@ -31,13 +31,13 @@ def frame(
     trace_ids: pyarrow.Array | None = None,
     headers: list[dict[str, bytes] | None] | None = None,
 ) -> bytearray:
-    """Return an unstamped frame of records, as `laminar.batch.build` makes it of the same cells.
+    """Return the frame that `laminar.batch.build` would build from the same cells, byte for byte.
 
     `values` and `keys` are binary, `tags` text, `timestamps` in milliseconds, `trace_ids` binary of 16 bytes;
     all have one length.
 
     Raises:
-        BatchError: there are no records, a value is null, or the frame would pass 2 GiB.
+        BatchError: there are no records, a value is null, or the frame would exceed 2 GiB.
     """
     count = len(values)
     if count == 0:
@@ -93,7 +93,7 @@ def _numbers(column: Column, cells: pyarrow.Array) -> Cells:
 
 
 def _fixed(column: Column, cells: pyarrow.Array, width: int, *, missing: int | bytes) -> Cells:
-    """Return a column whose cells have `width` bytes each; `missing` stands where there is none."""
+    """Return a column whose cells have `width` bytes each; a null cell is stored as `missing`."""
     validity, nulls = _validity(cells), cells.null_count
     data = _bytes(pyarrow.compute.fill_null(cells, missing) if nulls else cells, width)
     return Cells(column, Codec.NONE, width, validity, b"", (data,), len(data), len(data), nulls)

@@ -1,4 +1,4 @@
-"""Batches as pyarrow's tables and record batches. Import it only where one is asked for.
+"""Batches as pyarrow's tables and record batches. Import this module only when one is wanted.
 
 Only this module and ``pyarrow_in`` need pyarrow. It is an extra, starts threads and takes tens of megabytes,
 so no node and no plain client loads it. Nodes write the same tables with ``ipc_writer``, which needs no
@@ -66,10 +66,10 @@ def to_arrow(batch: Batch, columns: Sequence[str] | None = None) -> pyarrow.Reco
 
 
 def table(batches: Iterable[Batch], columns: Sequence[str] | None = None) -> pyarrow.Table:
-    """Return one table of many batches: what `to_arrow` gives of each, concatenated.
+    """Return one table of many batches: the rows that `to_arrow` gives for each, one after the other.
 
-    It is much cheaper than joining those: offsets, append times and the nulls of missing columns are written
-    once for many batches. So the columns of the table are divided into different chunks.
+    It is much cheaper than joining the results of `to_arrow`: offsets, append times and the nulls of missing
+    columns are written once for many batches. So the columns of the table are divided into different chunks.
     """
     wanted = schema(columns)
     joined = _Joined([batch for batch in batches if batch.header.count])
@@ -95,7 +95,7 @@ class _Joined:
         return self._variable(_VARIABLE[name], kind)
 
     def _variable(self, column: Column, kind: pyarrow.DataType) -> list[pyarrow.Array]:
-        """Return one chunk a batch; adjacent batches without the column share a chunk of nulls."""
+        """Return one chunk for each batch; adjacent batches without the column share a chunk of nulls."""
 
         def nulls(without: Sequence[Batch]) -> pyarrow.Array:
             return pyarrow.nulls(sum(map(len, without)), kind)
@@ -105,7 +105,7 @@ class _Joined:
     def _timestamps(self, kind: pyarrow.DataType) -> list[pyarrow.Array]:
         """Return one chunk for each batch with given times, and one for each run of batches without any.
 
-        The records of those get the append times of their batches.
+        Records without a given time have the append time of their batch.
         """
         given = partial(_given_times, kind=kind)
         return self._by_column(Column.TIMESTAMP, given, partial(_append_times, kind=kind))

@@ -1,4 +1,4 @@
-"""Backups of topics: a topic is exported to a folder, and a topic is made again from one (docs/backup.md).
+"""Backups of topics: the export of a topic to a folder, and its import from there (docs/backup.md).
 
 This module imports nothing; import `export` or `restore` of this package.
 """

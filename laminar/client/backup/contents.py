@@ -1,6 +1,6 @@
-"""The parts of a backup that an import sends: its batches, and its large records.
+"""The parts of a backup that an import sends, in order: batches of records, and large records.
 
-They are the same in each run of an import, so a run that continues sends what the one before would have sent.
+They are the same in each run of an import, so a second run sends exactly what the first would have sent.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ EPOCH = 0
 
 @dataclass(slots=True, frozen=True)
 class Part:
-    """A part of an import, with the offsets from `first` to `next` (excluded): a batch, or a large record.
+    """A part of an import: a batch, or a large record, for the offsets from `first` to `next` (excluded).
 
-    `plain_bytes` are the decompressed bytes of the batch's columns. A batch with `has_delivery_time` may not
-    name the offset that it must get. `value` is the file with a large record's value; `frame` is then the
-    record's stub in the new topic, without a place.
+    `frame` is the batch to send; `plain_bytes` are the decompressed bytes of its columns. If it
+    `has_delivery_time`, the request cannot demand the offset that the batch must get. For a large record
+    `value` is the file with its value, and `frame` the stub that stands for it in the new topic, without
+    offset and term.
     """
 
     first: int
@@ -46,17 +47,17 @@ class Part:
 
     @property
     def body(self) -> memoryview:
-        """The bytes after the header, as readers of the new topic get them."""
+        """The bytes of the frame after the header: these are the same when the new topic is read."""
         return memoryview(self.frame)[HEADER_SIZE:]
 
 
 def parts_of(
     path: Path, partition: PartitionBackup, *, producer_id: bytes, most_bytes: int, most_records: int
 ) -> Iterator[Part]:
-    """Yield all parts of a partition in order. A batch that is too large when decompressed is divided.
+    """Yield all parts of a partition in order; a batch over `most_bytes` decompressed bytes is divided.
 
     Raises:
-        Error: (`damaged`) a file has other content than was written.
+        Error: (`damaged`) a file differs from what the export wrote.
     """
     values = {each.offset: each for each in partition.values}
     sequence = 0
@@ -78,13 +79,13 @@ def parts_of(
 
 
 def plain_bytes(batch: Batch) -> int:
-    """Return the bytes of a batch's columns, decompressed, as a server counts them, or more."""
+    """Return the size of a batch in bytes with its columns decompressed: at least what a server counts."""
     columns = batch.directory().values()
     return batch.header.frame_size + sum(each.plain_length - each.stored_length for each in columns)
 
 
 def _pieces(frame: bytearray, most_bytes: int, most_records: int) -> list[bytearray]:
-    """Return a batch, in halves of halves until each is small enough or has one record."""
+    """Return the batch itself if it is small enough, else its halves, divided further as needed."""
     batch = Batch(frame, verified=True)
     if len(batch) == 1 or (plain_bytes(batch) <= most_bytes and len(batch) <= most_records):
         return [frame]
@@ -111,7 +112,7 @@ def _rows(batch: Batch, first: int, past: int) -> bytearray:
 
 
 def bare_stub(stub: Buffer) -> bytearray:
-    """Return a large record's batch without value, length and checksum, in the form that an upload takes."""
+    """Return the batch with which an upload of a large record ends: its key, tag, headers and times only."""
     batch = Batch(stub, verified=True)
     return build([b""], **_cells(batch))
 
@@ -142,10 +143,10 @@ def _cells(batch: Batch) -> dict[str, Any]:
 
 
 def check(path: Path, manifest: Manifest) -> None:
-    """Read all of a backup, and compare it with its manifest and with itself.
+    """Read all files of a backup, and compare them with the manifest and the checksums in the records.
 
     Raises:
-        Error: (`damaged`) a file is missing, has other content than was written, or lacks records.
+        Error: (`damaged`) a file is missing, differs from what the export wrote, or lacks records.
     """
     for partition in manifest.partitions:
         for each in partition.files:

@@ -1,8 +1,8 @@
 """The export of a topic to a folder: the batches of each partition as they are stored, then a manifest.
 
-An export continues where the folder ends, whether an earlier export was killed or completed last week: that
-is the incremental backup. It compares the folder's last batch with the topic. So a log that lost that batch,
-or a topic that was created again, is found before anything is written.
+An export continues where the folder ends, whether an earlier export was killed or completed last week: so
+backups are incremental. First it compares the folder's last batch with the topic. So it finds out that the
+log has lost that batch, or that the topic was created again, before anything is written.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ OPENED_RETRY_S = 0.2
 
 @dataclass(slots=True)
 class Exported:
-    """The progress of an export: new records, and the bytes written for them."""
+    """The progress of an export: new records, and the bytes and files written for them."""
 
     records: int = 0
     bytes: int = 0
@@ -61,7 +61,7 @@ class Exported:
 
 @dataclass(slots=True)
 class _Held:
-    """What the folder has of one partition; `id` is that of the partition it was taken from, "" if new."""
+    """The part of one partition that the folder has already; `id` is the partition's id, "" if none yet."""
 
     partition: int
     id: str = ""
@@ -89,7 +89,7 @@ async def export_topic(
     file_bytes: int | None = None,
     progress: Callable[[Exported], None] = lambda done: None,
 ) -> tuple[Manifest, Exported]:
-    """Add to the backup in the folder `path` what the topic has now; return its manifest.
+    """Add the topic's new records to the backup in the folder `path`; return its manifest and the progress.
 
     Raises:
         Error: (`gap`) retention has removed records that the backup lacks; (`diverged`) the topic is no
@@ -184,7 +184,7 @@ class _Export:
         )
 
     async def _about(self) -> dict[str, Any]:
-        """Return what the topic is, once it is open: a node may not know yet that an import has ended."""
+        """Return the topic's description; wait while it says that the topic is being imported."""
         deadline = self._session.loop.time() + self._session.timeout_s
         while True:
             about: dict[str, Any] = await self._session.get_json(self._path)
@@ -225,7 +225,7 @@ class _Export:
         return _Bounds(partition, id_, start, end)
 
     async def _held(self, partition: int, known: PartitionBackup | None) -> _Held:
-        """Return what the folder has: by the manifest, and what a killed export has written after it."""
+        """Return what the folder has of a partition: in the manifest, and in files of a killed export."""
         held = _Held(partition)
         if known is not None:
             held.id, held.start, held.end = known.id, known.start_offset, known.end_offset
@@ -246,7 +246,7 @@ class _Export:
         return held
 
     def _check_there(self, known: PartitionBackup) -> None:
-        """Look whether the files are there, as long as they were; an import, or its dry run, reads them."""
+        """Check that the files exist in the sizes of the manifest; only an import reads their contents."""
         for name, size in [
             *((file.name, file.bytes) for file in known.files),
             *((value.name, value.bytes) for value in known.values),
@@ -257,7 +257,7 @@ class _Export:
                 raise wrong(str(place), "bytes", found, size)
 
     def _take(self, held: _Held, name: str) -> None:
-        """Add a whole file that no manifest names yet."""
+        """Add a complete file to `held`, which a killed export wrote and no manifest names yet."""
         digest, size, first = hashlib.sha256(), 0, held.end
         for frame, header in frames_of(self._folder.path, name, at=held.end):
             digest.update(frame)
@@ -271,7 +271,7 @@ class _Export:
         held.files.append(BatchFile(name, size, digest.hexdigest(), first, held.end))
 
     def _value_file(self, partition: int, stub: Batch) -> ValueFile:
-        """Return the file of a large record's value, which is there already. Raises `Error` if it is not."""
+        """Return the entry of the file with a large record's value. Raises `Error` if the file is wrong."""
         name = value_name(partition, stub.base_offset)
         where = str(self._folder.path / name)
         digest, size, checksum = hashlib.sha256(), 0, 0
@@ -290,10 +290,11 @@ class _Export:
     # -- whether it is the same topic ------------------------------------------------------
 
     async def _check(self, held: _Held, now: _Bounds) -> None:
-        """Compare what the folder has of a partition with what is there now.
+        """Check that the folder's records of a partition can be continued with the topic's present ones.
 
         Raises:
-            Error: `diverged` or `gap`.
+            Error: (`diverged`) it is another topic, or its log lost the last batch; (`gap`) records after the
+                folder's last one were removed.
         """
         if held.start is None:
             return
@@ -338,7 +339,7 @@ class _Export:
         )
 
     async def _partition(self, held: _Held, now: _Bounds) -> PartitionBackup:
-        """Write what the folder lacks of a partition, up to the end that was found at the begin."""
+        """Write the records of a partition that the folder lacks, up to the end offset in `now`."""
         if held.start is None:
             held.start = held.end = now.start
         held.id = now.id
@@ -389,7 +390,7 @@ class _Export:
         )
 
     async def _value(self, now: _Bounds, stub: Batch) -> ValueFile:
-        """Write the value of a large record to a file of its own, before the batch that stands for it."""
+        """Write the value of a large record to a file of its own, before the batch of its stub is written."""
         name = value_name(now.partition, stub.base_offset)
         if (self._folder.path / name).exists():  # of an export that was killed
             return await in_thread(self._value_file, now.partition, stub)
@@ -411,7 +412,7 @@ class _Export:
 
 
 class _Files:
-    """The files of records of one partition that are written, and what is held until the next write."""
+    """The writer of one partition's files of records; batches are collected between writes."""
 
     def __init__(self, folder: BackupFolder, held: _Held, form: Form, file_bytes: int) -> None:
         self._folder = folder
@@ -426,7 +427,7 @@ class _Files:
         self.finished = 0
 
     async def add(self, batch: Batch) -> None:
-        """Add a batch, to a new file if it would make this one too large."""
+        """Add a batch to the present file, or to a new one if the present one would become too large."""
         part = encode(self._form, batch)
         if self._sink is not None and self._size + len(part) > self._file_bytes:
             await self.finish()
@@ -446,14 +447,14 @@ class _Files:
         return records_name(self._held.partition, self._first, ENDINGS[self._form])
 
     async def flush(self, *, is_end: bool = False) -> None:
-        """Write what was added, if it is as much as files of this form want, or the end of the file."""
+        """Write the collected batches, if they are enough for a write in this form or `is_end` is true."""
         sink = self._sink
         if sink is not None and self._parts and (is_end or self._pending >= sink.least_bytes):
             parts, self._parts, self._pending = self._parts, [], 0
             await in_thread(sink.write, parts)
 
     async def finish(self) -> None:
-        """Give the file its name, if there is one."""
+        """Complete the present file, if there is one: it gets its name, and its entry in the manifest."""
         await self.flush(is_end=True)
         sink, self._sink = self._sink, None
         if sink is None:
@@ -466,13 +467,13 @@ class _Files:
         self.finished += 1
 
     def discard(self) -> None:
-        """Remove a file that is not whole."""
+        """Remove the present file, which is incomplete, if there is one."""
         if self._sink is not None:
             self._sink.discard()
 
 
 def _checked(body: Buffer) -> list[tuple[memoryview, Header]]:
-    """Return the frames of an answer, whole and verified."""
+    """Return the batches in the body of an answer, with their headers; their checksums are verified."""
     frames = split_headers(body)
     for frame, header in frames:
         verify_body(frame, header)

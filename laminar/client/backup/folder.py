@@ -1,7 +1,7 @@
 """The folder of a backup on a disk: under its name a file is either complete or missing.
 
 A file is written under another name, synced, and renamed, and its folder is synced: after a crash at any
-point all files under their names are complete. One export at a time holds the folder.
+point all files under their names are complete. One export at a time locks the folder.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _PREFIX = ".writing-"
 
 
 class BackupFolder:
-    """A folder for one topic's backup, held for writing: use it with ``with``."""
+    """A folder for one topic's backup, locked for writing: use it with ``with``."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -64,7 +64,7 @@ class BackupFolder:
         os.close(self._held)
 
     def _check(self) -> None:
-        """Refuse a folder with other things in it, and remove what a killed export was writing."""
+        """Refuse a folder that contains other files, and remove the incomplete files of a killed export."""
         for entry in sorted(os.listdir(self.path)):
             place = self.path / entry
             if entry.startswith(_PREFIX):
@@ -97,7 +97,7 @@ class BackupFolder:
         os.fsync(self._held)
 
     def writer(self, name: str) -> Writer:
-        """Begin a file, which gets its name only when it is finished."""
+        """Begin a file; return its writer. The file gets its name only when it is finished."""
         place = self.path / name
         if not place.parent.is_dir():
             place.parent.mkdir()
@@ -140,7 +140,10 @@ class Writer:
         self.bytes += len(data)
 
     def finish(self) -> str:
-        """Give the file its name, durably, and return its SHA-256. Raises `OSError`, with the file's name."""
+        """Complete the file: give it its name, durably, and return its SHA-256 as hexadecimal digits.
+
+        Raises `OSError`, with the file's name.
+        """
         try:
             self._file.flush()
             os.fsync(self._file.fileno())
@@ -157,7 +160,7 @@ class Writer:
         return self._hash.hexdigest()
 
     def discard(self) -> None:
-        """Remove what was written. Idempotent, and nothing after `finish`."""
+        """Remove the incomplete file. Idempotent; does nothing after `finish`."""
         if not self._file.closed:
             try:
                 self._file.close()
@@ -170,13 +173,13 @@ def read_manifest(path: Path) -> Manifest:
     """Return the manifest of the backup in the folder `path`, checked.
 
     Raises:
-        Error: there is none, or it is damaged.
+        Error: there is no manifest, or it is damaged.
     """
     return decode(manifest_bytes(path), where=str(path / MANIFEST))
 
 
 def manifest_bytes(path: Path) -> bytes:
-    """Return the bytes of the manifest. Raises `Error` if there is none, or it is no plain file."""
+    """Return the bytes of the manifest. Raises `Error` if it is missing or not a plain file."""
     try:
         with open_plain(path, MANIFEST) as file:
             return file.read(MOST_MANIFEST_BYTES)
@@ -191,7 +194,7 @@ def manifest_bytes(path: Path) -> bytes:
 
 
 def open_plain(path: Path, name: str) -> BinaryIO:
-    """Open a file of a backup to be read. Raises `Error` for a link, or anything but a plain file."""
+    """Open a file of a backup for reading. Raises `Error` for a link, or anything but a plain file."""
     folder, place = (path / name).parent, path / name
     if folder != path and folder.is_symlink():
         raise wrong(str(folder), "file", "a link", "a folder")
@@ -208,7 +211,7 @@ def open_plain(path: Path, name: str) -> BinaryIO:
 
 
 def digest_of(path: Path, name: str) -> tuple[int, str]:
-    """Return bytes and SHA-256 of a file of a backup. Raises `Error` if it cannot be read."""
+    """Return the size in bytes and the SHA-256 of a file. Raises `Error` if it cannot be read."""
     digest = hashlib.sha256()
     size = 0
     with open_plain(path, name) as file:
@@ -222,7 +225,7 @@ def check_file(path: Path, file: BatchFile | ValueFile) -> None:
     """Compare a file with its size and digest in the manifest.
 
     Raises:
-        Error: (`damaged`) it is missing, or has other bytes than were written.
+        Error: (`damaged`) the file is missing or differs.
     """
     try:
         size, digest = digest_of(path, file.name)
@@ -235,10 +238,10 @@ def check_file(path: Path, file: BatchFile | ValueFile) -> None:
 
 
 def frames_of(path: Path, name: str, *, at: int) -> Iterator[tuple[bytearray, Header]]:
-    """Yield the frames of a file of batches, verified, with their headers; the first begins at offset `at`.
+    """Yield the batches of a file, verified, with their headers; the first begins at offset `at`.
 
     Raises:
-        Error: (`damaged`) a frame is not whole, or does not follow the one before.
+        Error: (`damaged`) a batch is incomplete or damaged, or does not follow the one before.
     """
     where = str(path / name)
     with open_plain(path, name) as file:

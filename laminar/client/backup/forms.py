@@ -33,7 +33,7 @@ _ARROW_COLUMNS: Final = ("offset", "timestamp", "key", "value", "tag", "headers"
 
 
 class Sink:
-    """A file of records that is being written: `write` its parts, then `finish` or `discard`."""
+    """A file of records in one form that is being written: `write`, then `finish` or `discard`."""
 
     least_bytes = 0
     """How many bytes of parts are gathered before they are written."""
@@ -49,20 +49,20 @@ class Sink:
         return self._writer.bytes
 
     def write(self, parts: Sequence[Buffer]) -> None:
-        """Add parts, as `encode` has made them."""
+        """Add encoded batches, as returned by `encode`."""
         self._writer.write(b"".join(parts))
 
     def finish(self) -> str:
-        """Give the file its name, durably, and return its SHA-256."""
+        """Complete the file: give it its name, durably, and return its SHA-256."""
         return self._writer.finish()
 
     def discard(self) -> None:
-        """Remove what was written. Idempotent, and nothing after `finish`."""
+        """Remove the incomplete file. Idempotent; does nothing after `finish`."""
         self._writer.discard()
 
 
 class _ParquetSink(Sink):
-    """Its parts are batches, and each `write` makes a row group."""
+    """A Parquet file: its parts are batches, and each `write` makes a row group of them."""
 
     least_bytes = ROW_GROUP_BYTES
 
@@ -87,7 +87,7 @@ class _ParquetSink(Sink):
 
 
 class _Out:
-    """A writer as pyarrow needs it: a file that knows where it is."""
+    """A file object for pyarrow, over a `Writer`."""
 
     closed = False
 
@@ -109,7 +109,7 @@ class _Out:
         """Do nothing: the writer flushes at its end."""
 
     def close(self) -> None:
-        """Do nothing: the writer is closed by who made it."""
+        """Do nothing: the owner of the writer closes it."""
 
 
 def check_form(form: Form) -> None:
@@ -129,17 +129,17 @@ def check_form(form: Form) -> None:
 
 
 def open_sink(form: Form, writer: Writer) -> Sink:
-    """Return a sink that writes a file of this form."""
+    """Return a `Sink` that writes a file of this form by `writer`."""
     if form == "parquet":
         return _ParquetSink(writer)
     return Sink(writer, _csv_rows([_CSV_COLUMNS]) if form == "csv" else b"")
 
 
 def encode(form: Form, batch: Batch) -> Buffer:
-    """Return the bytes of a batch in this form, as its sink takes them.
+    """Return a batch encoded in this form, for `Sink.write`.
 
     Raises:
-        BatchError: its producer wrote it so that it cannot be read.
+        BatchError: the batch cannot be read, because its producer wrote it wrongly.
     """
     return _ENCODERS[form](batch)
 
@@ -149,7 +149,7 @@ def _frame(batch: Batch) -> Buffer:
 
 
 def _lines(batch: Batch) -> bytes:
-    """Return the records of a batch as answers have them in JSON, one a line."""
+    """Return the records of a batch as JSON, one a line, with the members that HTTP answers have."""
     return b"".join([msgspec.json.encode(record_document(each, batch)) + b"\n" for each in batch])
 
 
@@ -167,7 +167,7 @@ def _csv_rows(rows: Iterable[Iterable[object]]) -> bytes:
 
 
 def _cell(value: Any) -> object:
-    """Return a cell of CSV. What a spreadsheet would calculate gets a `'`, and stays text."""
+    """Return a cell of CSV; text that a spreadsheet would take for a formula begins with a `'`."""
     if isinstance(value, dict):
         return msgspec.json.encode(value).decode()
     return f"'{value}" if isinstance(value, str) and value.startswith(_CALCULATED) else value
@@ -193,7 +193,7 @@ def _schema() -> Any:
 
 
 def _table(batches: Sequence[Batch]) -> Any:
-    """Return a table of batches: `value_bytes` is how long a value is that is in a file of its own."""
+    """Return a table of batches; column `value_bytes` has the length of values in files of their own."""
     import pyarrow
 
     from laminar.batch.arrow.pyarrow_out import table

@@ -1,7 +1,7 @@
-"""The changes of a topic's route in a backup, and their repetition by an import.
+"""The splits and merges of a backup's topic, which an import repeats.
 
-An import fills the inputs of a change, and then splits or merges them as the original topic did: the outputs
-get the same numbers and key ranges, and begin at offset 0.
+An import fills the partitions that a change replaced (its inputs), and then splits or merges them as the
+original topic did: the new partitions (its outputs) get the same numbers and key ranges, from offset 0 on.
 """
 
 from __future__ import annotations
@@ -17,7 +17,11 @@ from laminar.client.policy.lineage import Lineage
 
 @dataclass(slots=True, frozen=True)
 class Change:
-    """A change that made the route of this version: its inputs, and the logical partitions of its cuts."""
+    """A split or merge that led to the route of this version.
+
+    `inputs` are the partitions that it replaced, `outputs` the new ones, `cuts` the logical partitions at
+    which all outputs but the first begin.
+    """
 
     version: int
     inputs: list[int]
@@ -29,8 +33,8 @@ def changes_of(manifest: Manifest, *, where: str) -> list[Change]:
     """Return the changes of a backup's topic, oldest first.
 
     Raises:
-        Error: (`unsupported`) the cluster had forgotten the oldest ones, or one was cancelled, so that
-            partitions would get other numbers; (`damaged`) the manifest contradicts itself.
+        Error: (`unsupported`) the oldest changes are not known, or one was cancelled, so that partitions
+            would get other numbers; (`damaged`) the manifest contradicts itself.
     """
     lineage = _lineage(manifest, where)
     found: list[Change] = []
@@ -60,9 +64,9 @@ def changes_of(manifest: Manifest, *, where: str) -> list[Change]:
 
 
 def whole_of(manifest: Manifest, *, where: str) -> Manifest:
-    """Return the manifest with all partitions that its topic ever had, empty where they were reclaimed.
+    """Return the manifest with all partitions that its topic ever had; reclaimed (deleted) ones are empty.
 
-    Each cursor is at the end of such a partition, so that no consumer waits for it.
+    In a reclaimed partition each cursor is at the end, so that no consumer waits for its records.
 
     Raises:
         Error: (`damaged`) a partition is missing, or ends elsewhere than its route says.
@@ -91,10 +95,10 @@ def whole_of(manifest: Manifest, *, where: str) -> Manifest:
 
 
 def _drained(lineage: Lineage, positions: dict[str, int], ends: dict[int, int]) -> dict[str, int]:
-    """Return a cursor's positions without those behind a partition that it has not read to its end.
+    """Return a cursor's positions, except in partitions whose ancestors it has not read to their ends.
 
-    They were read one after the other, and it may have gone on meanwhile. It begins there at 0, and gets
-    again what it had.
+    The export read the positions one after the other, while the cursor moved on. Without such a position the
+    cursor begins in that partition at 0, and its consumers read some records again.
     """
     return {
         number: position

@@ -1,7 +1,7 @@
 """The manifest of a backup: the list of its files and records, and the checks of it.
 
-Others may have written to the disk that it comes from. So a manifest is refused unless every name in it has
-the form of our names, and every range of offsets follows the one before.
+A manifest may come from a disk to which others can write. So it is refused unless every file name in it has
+the form that an export uses, and every range of offsets follows the one before.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}\Z", re.ASCII)
 
 
 class LastBatch(msgspec.Struct, frozen=True):
-    """The last batch of a partition in a backup, by which an export recognises the topic."""
+    """The last batch of a partition in a backup: an export compares it with the log before it continues."""
 
     base_offset: int
     index: int
@@ -43,7 +43,7 @@ class LastBatch(msgspec.Struct, frozen=True):
 class BatchFile(msgspec.Struct, frozen=True):
     """A file with the records from `first_offset` to before `next_offset`.
 
-    Of form `batch` it has frames as stored, back to back; of others what `forms` makes of them.
+    In the form `batch` it has the batches as stored, one after the other; for other forms see `forms`.
     """
 
     name: str
@@ -63,7 +63,10 @@ class ValueFile(msgspec.Struct, frozen=True):
 
 
 class PartitionBackup(msgspec.Struct, frozen=True):
-    """One partition: its records from `start_offset` to before `end_offset`. `id` is that of its group."""
+    """The backup of one partition: its records from `start_offset` to before `end_offset`.
+
+    `id` identifies the partition over the life of the cluster; a topic created again gets other ids.
+    """
 
     partition: int
     id: str
@@ -75,10 +78,11 @@ class PartitionBackup(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """The manifest. `routes` is the answer of `GET /v1/topics/{topic}/routes`; `cursors` are by name.
+    """The description of a topic and of all files of its backup.
 
-    `channels` are the names of the topic's channels, `delayed` is how many records were pending: neither is
-    in the backup.
+    `routes` is the answer of `GET /v1/topics/{topic}/routes`; `cursors` has positions by name and partition.
+    `channels` are the names of the topic's channels, `delayed` is the number of delayed records that were
+    pending: these are mentioned for the operator, but not in the backup.
     """
 
     format: int
@@ -95,18 +99,18 @@ class Manifest(msgspec.Struct, frozen=True):
 
     @property
     def records(self) -> int:
-        """The number of records."""
+        """The number of records in the backup."""
         return sum(each.end_offset - each.start_offset for each in self.partitions)
 
     @property
     def bytes(self) -> int:
-        """The bytes of its files, without the manifest."""
+        """The bytes of all files of the backup, without the manifest."""
         batches = sum(file.bytes for each in self.partitions for file in each.files)
         return batches + sum(file.bytes for each in self.partitions for file in each.values)
 
 
 def encode(manifest: Manifest) -> bytes:
-    """Return the manifest as indented JSON; the same for an equal manifest."""
+    """Return the manifest as indented JSON; equal manifests give equal bytes."""
     return msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n"
 
 
@@ -114,7 +118,7 @@ def decode(data: bytes, *, where: str) -> Manifest:
     """Return the manifest in `data`, checked; `where` names it in errors.
 
     Raises:
-        Error: (`damaged`) it is no manifest, or a name or a range in it is wrong; (`unsupported`) it
+        Error: (`damaged`) `data` is not a manifest, or a name or a range in it is wrong; (`unsupported`) it
             has a newer format.
     """
     try:
@@ -201,7 +205,7 @@ def _check_file(file: BatchFile | ValueFile, where: str, place: str) -> None:
 
 
 def wrong(where: str, field: str, value: object, limit: object) -> Error:
-    """Return the error of a backup that differs from what an export writes."""
+    """Return the error (`damaged`) for a backup whose `field` has `value` where `limit` is expected."""
     return Error(
         f"{where} is damaged, or was changed: {field} is {value!r}, not {limit!r}",
         code="damaged",

@@ -1,4 +1,4 @@
-"""Work on several partitions at a time, and in threads; the first error ends all."""
+"""Concurrent work on several partitions, also in threads; the first error cancels the rest."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ AT_ONCE = 4
 
 
 async def for_each(items: Iterable[T], work: Callable[[T], Awaitable[R]]) -> list[R]:
-    """Return what `work` returns for each item, in their order; `AT_ONCE` are under way at a time.
+    """Call `work` for each item, up to `AT_ONCE` at a time; return the results in the order of the items.
 
-    The first error is raised, after what else was under way is cancelled.
+    The first error cancels the other calls, and is raised after they have ended.
     """
     turns = asyncio.Semaphore(AT_ONCE)
 

@@ -1,8 +1,8 @@
-"""The import of a backup: a topic is made, filled, compared with the backup, and only then opened.
+"""The import of a backup: a topic is created, filled, compared with the backup, and only then opened.
 
-While it is filled, only requests with the import's id may use it. The id follows from the manifest, and each
-batch has a sequence number and names the offset that it must get. So an import that was killed can be run
-again and continues where it ended; a late request of the killed run appends nothing.
+Until then, only requests with the import's id may use the topic. The id is derived from the manifest, and
+each batch has a sequence number and names the offset that it must get. So an import that was killed can be
+run again and continues where it ended; a late request of the killed run appends nothing.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ class Imported:
 
 
 def plan_import(path: Path, topic: str | None) -> tuple[Manifest, str, str]:
-    """Check a whole backup; return its manifest, the topic that it becomes, and the import's id.
+    """Check a whole backup; return its manifest, the name of the topic to create, and the import's id.
 
     Raises:
         Error: (`damaged`) the backup differs from what an export wrote; (`unsupported`) its form is not
-            `batch`, or not all changes of its topic's route are known.
+            `batch`, or not all splits and merges of its topic are known.
     """
     data = manifest_bytes(path)
     where = str(path / MANIFEST)
@@ -99,14 +99,14 @@ async def import_topic(
     replicas: int | None = None,
     progress: Callable[[Imported], None] = lambda done: None,
 ) -> Imported:
-    """Make `topic` from the backup in the folder `path` by its plan; continue an import that was killed.
+    """Create and fill `topic` from the backup in the folder `path`; continue an import that was killed.
 
-    All requests of the session carry the import's id from now on.
+    `manifest` and `import_id` are results of `plan_import`. All requests of the session carry the import's id
+    from now on.
 
     Raises:
-        AlreadyExists: there is a topic of that name, which is not being imported, or from another backup.
-        Error: (`digests_differ`) the topic does not hold what the backup does, and stays closed; else as
-            `Session.call`.
+        AlreadyExists: there is a topic of that name, and it is not being imported from this backup.
+        Error: (`digests_differ`) the topic differs from the backup, and stays closed; else as `Session.call`.
     """
     restore = _Import(session, path, manifest, topic, import_id, progress)
     await restore.run(replicas)
@@ -189,7 +189,7 @@ class _Import:
             ) from None
 
     async def _change_routes(self) -> None:
-        """Fill the partitions that changes of the route ended, and make these changes again, oldest first."""
+        """Repeat the splits and merges of the topic, oldest first, each after its partitions are filled."""
         partitions = {each.partition: each for each in self._manifest.partitions}
         self._route = int((await routes_of(self._session, self._topic))["routes"][0]["version"])
         for change in changes_of(self._manifest, where=str(self._folder)):
@@ -226,7 +226,7 @@ class _Import:
         )
 
     async def _fill(self, partition: PartitionBackup) -> None:
-        """Send what the partition lacks."""
+        """Send the records that the new partition lacks."""
         number = partition.partition
         end = await self._session.offset_at(self._topic, number, "latest", leader_only=True)
         if end < partition.start_offset:
@@ -246,7 +246,7 @@ class _Import:
             self._progress(self.done)
 
     async def _begin_at(self, partition: PartitionBackup) -> int:
-        """Have the partition begin at the backup's first offset if replicas permit; return its start."""
+        """Ask the partition to begin at the backup's first offset; return its first offset after that."""
         answer = await self._session.call(
             "DELETE",
             f"{self._path}/partitions/{partition.partition}/records?before={partition.start_offset}",
@@ -255,7 +255,7 @@ class _Import:
         return int(answer.json()["start_offset"])
 
     async def _append(self, number: int, parts: list[Part]) -> None:
-        """Append batches that follow each other, at their offsets."""
+        """Append consecutive batches at the offsets that they have in the backup."""
         headers = {"Content-Type": BATCH_TYPE, "Laminar-Route": str(self._route)}
         if not any(part.has_delivery_time for part in parts):
             headers["If-Match"] = f'"{parts[0].first}"'
@@ -272,7 +272,7 @@ class _Import:
             raise self._differs(number, f"offset {parts[0].first}", found[:20])
 
     async def _upload(self, number: int, part: Part) -> None:
-        """Send a large record. Its upload's name follows from its place: sent again it is there once."""
+        """Upload a large record. The upload's id is derived from the offset, so a repetition does no harm."""
         assert part.value is not None, "a batch is appended"
         name = hashlib.sha256(f"{self._id} {number} {part.first}".encode()).hexdigest()[:32]
         target = f"{self._path}/partitions/{number}/uploads/{name}"
@@ -354,7 +354,7 @@ class _Import:
         )
 
     async def _open(self) -> None:
-        """Let all use the topic; its last settings begin with that, in the same change."""
+        """Open the topic to all clients; the same request makes settings that must not apply before."""
         last = {name: value for name, value in self._manifest.settings.items() if name in SET_LAST}
         version = (await self._session.get_json(self._path))["version"]
         await self._json(
@@ -366,9 +366,10 @@ class _Import:
 
 
 def _next_request(parts: Iterator[Part], held: Part | None, end: int) -> tuple[list[Part], Part | None]:
-    """Return what is sent next, at `end` or later: one large record, or batches; and the one after.
+    """Return the parts of the next request, and a part taken from `parts` that belongs to a later one.
 
-    No part of it is left when both are empty.
+    `held` is that part from the last call. Parts before offset `end` are skipped: the partition has them. A
+    request is one large record, or several batches. If it is empty, no part is left.
     """
     request: list[Part] = []
     size = 0

@@ -1,8 +1,7 @@
-"""The outcomes of jobs, collected: those of 5 ms are sent in one request to each leader.
+"""The collector of jobs' outcomes: it joins those of 5 ms, and sends each leader one request.
 
-The first is sent at the end of the loop's turn if no request is under way, so a single acknowledgement does
-not wait. A request whose outcome is unknown is sent again, because a repeated acknowledgement changes
-nothing.
+If no request is under way, an outcome is sent at the end of the loop's turn, so that a single one does not
+wait. A request that got no answer is sent again: a repeated acknowledgement changes nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ COLLECT_S = 0.005
 
 
 class Said(NamedTuple):
-    """The outcome of one job; `verb` is the name of its list in the request (ack, nack, ...)."""
+    """The outcome that a consumer reports of one job; `verb` is ack, nack, release or extend."""
 
     verb: str
     partition: int
@@ -36,12 +35,12 @@ class Said(NamedTuple):
 
     @property
     def place(self) -> tuple[int, int, int]:
-        """The record and its delivery."""
+        """Partition, number of the delivery, and offset: they identify the job in an answer."""
         return self.partition, self.delivery, self.offset
 
 
 class Acks:
-    """The collector of one channel. `path` is the channel's."""
+    """The collector of outcomes for one channel; `path` is the path of the channel's resource."""
 
     def __init__(self, session: Session, topic: str, path: str) -> None:
         self.session = session
@@ -54,7 +53,7 @@ class Acks:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def say(self, said: Said) -> None:
-        """Send an outcome; return when it is committed. Raises `Late`, or an `Error` if no answer comes."""
+        """Report an outcome; return when it is committed. Raises `Late`, or an `Error` if no answer comes."""
         if said.place in self._collected:
             self._send()  # an answer names records, not what was said of them: one thing each
         future: asyncio.Future[None] = self.loop.create_future()
@@ -68,7 +67,7 @@ class Acks:
         await future
 
     async def settle(self, said: Sequence[dict[str, Any] | str], verb: str) -> tuple[int, list[str]]:
-        """Send one outcome for all tokens; return how many were changed, and the tokens that are late."""
+        """Report one outcome for all tokens; return how many were changed, and the tokens that are late."""
         done, late = 0, []
         for start in range(0, len(said), MAX_NAMED):
             answer = await self._post({verb: said[start : start + MAX_NAMED]}, None)
@@ -77,7 +76,7 @@ class Acks:
         return done, late
 
     def _send(self) -> None:
-        """Begin to send what is collected: a request to each leader, for all of its partitions."""
+        """Send the collected outcomes: one request to each leader, in tasks of their own."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -130,7 +129,7 @@ class Acks:
 
 
 def _body(said: Iterable[Said]) -> dict[str, Any]:
-    """Return the request's body: records that follow each other are named by one token."""
+    """Return the body of a request; one token names a run of records with the same outcome."""
     body: dict[str, list[Any]] = {}
     for same, text in _tokens(said):
         item: Any = text
@@ -143,7 +142,7 @@ def _body(said: Iterable[Said]) -> dict[str, Any]:
 
 
 def _tokens(said: Iterable[Said]) -> Iterator[tuple[Said, str]]:
-    """Yield runs of records of which the same is said: the first one, and the run's token."""
+    """Yield, for each run of neighbouring records with the same outcome, its first one and its token."""
 
     def what(each: Said) -> tuple[Any, ...]:
         return (

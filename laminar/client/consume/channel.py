@@ -1,4 +1,4 @@
-"""A channel as its consumers see it: they receive jobs, report their outcome, and look at dead ones.
+"""A channel (a named queue over a topic) as its consumers see it: receive jobs, report their outcomes.
 
 ``channel = await topic.channel("billing")``. Any number of consumers may use a channel at the same time; each
 job goes to one of them. `docs/channels.md` has the rules.
@@ -33,7 +33,10 @@ _CONTENT = {"Content-Type": "application/json"}
 
 
 class Channel(Generic[T]):
-    """A channel of a topic; made by ``await topic.channel(name)``. ``T`` is the type of its values."""
+    """A channel of a topic; made by ``await topic.channel(name)``. ``T`` is the type of the values.
+
+    A *job* is a record that the channel has given to one consumer, for a limited time.
+    """
 
     def __init__(
         self, session: Session, topic: str, path: str, info: ChannelInfo, *, decode: Callable[[bytes], T]
@@ -58,18 +61,19 @@ class Channel(Generic[T]):
     ) -> list[Job[T]]:
         """Return up to `max_jobs` jobs as soon as there is one; [] after `wait` seconds without one.
 
-        Only this consumer has them, for `timeout` seconds (the channel's setting at its opening if left out).
+        No other consumer gets these jobs for `timeout` seconds; None means the channel's `timeout_ms`, as it
+        was when this object was made.
         """
         return await self.source.batch(max_jobs, wait_s=wait, timeout_s=timeout)
 
     async def receive(
         self, max_jobs: int = 32, *, timeout: float | None = None
     ) -> AsyncGenerator[Job[T], None]:
-        """Yield jobs as they come, until the channel or the client is closed; over any outage.
+        """Yield jobs as they come, until this object or the client is closed; an outage does not end it.
 
-        Up to `max_jobs` are received at a time. One that has waited here for half of its `timeout` (seconds;
-        the channel's if left out) is extended before it is yielded, or left out if another consumer has it.
-        When the loop ends, those that were not yielded are released.
+        Up to `max_jobs` jobs are received at a time, each for `timeout` seconds (None: the channel's time). A
+        job that has waited here for half of its time is extended before it is yielded, and is left out if
+        another consumer has it by then. When the loop ends, jobs that were not yielded are released.
         """
         jobs: deque[Job[T]] = deque()
         try:
@@ -92,12 +96,12 @@ class Channel(Generic[T]):
     ) -> None:
         """Call `handle` with each job, up to `concurrency` at a time, until the channel is closed or SIGTERM.
 
-        A job is acknowledged when its handler returns. It failed when the handler raises: the exception is
-        the reason, and after the channel's pause, or that of a `Retry`, the job comes again. While a handler
-        runs its job is extended, so it may take any time.
+        A job is acknowledged when its handler returns. If the handler raises, the job has failed for that
+        reason, and is given out again after the channel's pause, or after the delay of a `Retry`. While a
+        handler runs, its job is extended, so a handler may take any time.
 
-        At SIGTERM, unless the program handles that itself, and at a cancellation no more jobs are taken.
-        Handlers that run have `drain` seconds to return; then they are cancelled, and their jobs released.
+        After SIGTERM (unless the program handles that itself) or a cancellation no more jobs are taken.
+        Running handlers have `drain` seconds to return; then they are cancelled, and their jobs released.
         """
         await Worker(self.source, handle, concurrency=concurrency, drain_s=drain).run()
 
@@ -112,9 +116,10 @@ class Channel(Generic[T]):
         reason: str = "",
         timeout: float | None = None,
     ) -> Settled:
-        """Report the outcome of jobs by tokens, which any program may have received; late ones do not raise.
+        """Report the outcomes of jobs by their tokens, also of jobs that another program received.
 
-        `delay` in seconds and `reason` are for `nack`, `timeout` in seconds for `extend`; see `Job`.
+        Jobs whose time was over are not changed. That raises no error: `Settled.late` has their tokens.
+        `delay` (seconds) and `reason` are for `nack`, `timeout` (seconds) is for `extend`; see `Job`.
         """
         delay_ms = None if delay is None else round(delay * 1000)
         timeout_ms = None if timeout is None else round(timeout * 1000)
@@ -132,7 +137,7 @@ class Channel(Generic[T]):
         return Settled(done, tuple(late))
 
     def close(self) -> None:
-        """End the loops of `receive` and `work` of this object. Idempotent."""
+        """End the loops of `receive` and `work` of this object; the channel itself stays. Idempotent."""
         self.source.close()
 
     # -- for people ----------------------------------------------------------------------------
@@ -144,11 +149,12 @@ class Channel(Generic[T]):
     async def seek(
         self, to: str | datetime.datetime | Mapping[int, int], *, drop: bool = False
     ) -> dict[int, int]:
-        """Move the channel: records from there on are given out again; return the offsets by partition.
+        """Move the channel to a position, from which records are given out (again); return its new offsets.
 
-        `to` is ``"earliest"``, ``"latest"``, ``"-1h"``, a time, or offsets by partition. Records before that
-        position that are out or wait for another attempt are still given out again; with `drop` they are
-        dropped. ``seek("latest", drop=True)`` empties the channel, but for the dead.
+        `to` is ``"earliest"``, ``"latest"``, ``"-1h"``, a time, or offsets by partition. The result has the
+        offset by partition. Records before it that are out or wait for another attempt are still given out
+        again; with `drop` they are dropped. ``seek("latest", drop=True)`` empties the channel, but for dead
+        records.
         """
         place: dict[str, Any]
         if isinstance(to, Mapping):
@@ -167,10 +173,10 @@ class Channel(Generic[T]):
         reason: str | None = None,
         limit: int | None = None,
     ) -> list[AsideInfo]:
-        """Return the records that wait to be tried again, up to `limit`, by partition and offset.
+        """Return the records that wait for another attempt, in order of partition and offset, up to `limit`.
 
-        Only those with this key, this tag, and this text in their reason, if given. A search for a key or a
-        tag reads the records themselves, if need be all that wait.
+        With `key`, `tag` or `reason` only those that have this key, this tag, or this text in the reason of
+        their last failure. For a key or a tag the server reads the records themselves, perhaps all of them.
         """
         return await self._listed("aside", limit, {"key": key, "tag": tag, "reason": reason})
 
@@ -182,7 +188,7 @@ class Channel(Generic[T]):
         reason: str | None = None,
         limit: int | None = None,
     ) -> list[AsideInfo]:
-        """Return the dead records, up to `limit`, by partition and offset; conditions as for `aside`."""
+        """Return the dead records (failed for good), up to `limit`; conditions and order as for `aside`."""
         return await self._listed("dead", limit, {"key": key, "tag": tag, "reason": reason})
 
     async def _listed(
@@ -200,14 +206,14 @@ class Channel(Generic[T]):
         return found
 
     async def replay(self, dead: Dead) -> int:
-        """Give dead records out again, their attempts forgotten; return how many were dead.
+        """Give dead records out again, with their attempts counted from 0; return how many were dead.
 
         `dead` are results of `Channel.dead`, tokens, or ``"all"``.
         """
         return await self._change_dead("replay", dead)
 
     async def drop(self, dead: Dead) -> int:
-        """Drop dead records, which are no longer listed then; return their number. `dead` as for `replay`."""
+        """Drop dead records: they are never given out again. Return how many were dropped; see `replay`."""
         return await self._change_dead("drop", dead)
 
     async def _change_dead(self, what: str, dead: Dead) -> int:

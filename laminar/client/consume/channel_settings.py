@@ -36,7 +36,7 @@ async def create_channel(
     """Create a channel; return its description once it is open in all partitions.
 
     Raises:
-        AlreadyExists: it exists with other settings; or it exists, and `exist_ok` is false.
+        AlreadyExists: the channel exists with other settings; or it exists, and `exist_ok` is false.
     """
     retries_before = session.retries
     answer = await session.call(
@@ -66,11 +66,12 @@ async def describe_channel(session: Session, topic: str, name: str) -> ChannelIn
 async def set_channel(
     session: Session, topic: str, name: str, settings: Mapping[str, Any], *, version: int | None
 ) -> ChannelInfo:
-    """Change settings of a channel; None sets the default, and others stay as they are.
+    """Change the given settings of a channel, a value of None to its default; return the new description.
 
     Raises:
         NotFound: there is no such channel.
-        PreconditionFailed: the channel has not this `version`; or others changed it, `SET_TRIES` times.
+        PreconditionFailed: the channel's version is not `version`; or, without `version`, other clients
+            changed the channel during each of `SET_TRIES` attempts.
     """
     path = channel_path(topic, name)
     body = msgspec.json.encode({"settings": dict(settings)})
@@ -89,12 +90,12 @@ async def set_channel(
 
 
 async def delete_channel(session: Session, topic: str, name: str) -> None:
-    """Delete a channel and its state of each record; do nothing if there is none."""
+    """Delete a channel, and what it knows of each record; do nothing if there is no such channel."""
     await session.call("DELETE", channel_path(topic, name), accept=(404,))
 
 
 def _in_ms(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings as a request has them: a `datetime` as ms since the epoch."""
+    """Return the settings in the form of a request, with each `datetime` as ms since the epoch."""
     return {
         name: int(value.timestamp() * 1000) if isinstance(value, datetime.datetime) else value
         for name, value in settings.items()

@@ -1,4 +1,4 @@
-"""A cursor's positions, as a client reads and commits them.
+"""Requests that read and move a cursor: a named position by partition, which the cluster keeps.
 
 Each commit of `CursorState` names the positions that it expects to replace. If another client has moved the
 cursor meanwhile, the server refuses the commit. Which member owns a cursor's partition is decided in
@@ -36,10 +36,10 @@ async def cursors_of(session: Session, topic: str) -> list[CursorInfo]:
 
 
 async def rewind_cursor(session: Session, topic: str, name: str, to: str | Mapping[int, int]) -> CursorInfo:
-    """Set a cursor in all partitions, also where members of its group own it; return its description.
+    """Move a cursor, also in partitions that members of its group own; return its new description.
 
-    `to` is a position as a request has it (``"earliest"``, ``"latest"``, a time), or offsets by partition:
-    then the cursor stays as it is in all others.
+    `to` is ``"earliest"``, ``"latest"`` or a time in ms since the epoch as text, for all partitions; or
+    offsets by partition, and the cursor stays as it is in all others.
     """
     place = to if isinstance(to, str) else {str(number): offset for number, offset in to.items()}
     answer = await session.call(
@@ -52,9 +52,10 @@ async def rewind_cursor(session: Session, topic: str, name: str, to: str | Mappi
 
 
 class CursorState:
-    """The committed positions and the owners of a cursor, as this client knows them.
+    """The positions and owners of one cursor, as the cluster reported them last.
 
-    A position is the next offset to read. The next commit expects these positions to be unchanged.
+    A position is the next offset to read, by partition. A commit names the positions that it replaces, so the
+    cluster refuses it if another client has moved the cursor since.
     """
 
     def __init__(self, session: Session, topic: str, name: str) -> None:
@@ -73,13 +74,14 @@ class CursorState:
         return dict(self.committed)
 
     async def commit(self, positions: Mapping[int, int], *, force: bool = False) -> None:
-        """Commit `positions`; partitions whose committed position is the same already are left out.
+        """Commit `positions`: by partition, the next offset to read. Unchanged ones are left out.
 
         With `force` the partitions are also taken from the members that owned them at the last `load`.
 
         Raises:
             PreconditionFailed: another client moved the cursor since the last `load` or commit.
-            Fenced: a member owns one of the partitions, with `force` another member than at the last `load`.
+            Fenced: a member of a group owns one of the partitions; with `force`: another one than at the last
+                `load`.
         """
         changed = {key: value for key, value in positions.items() if self.committed.get(key) != value}
         if force:

@@ -46,7 +46,7 @@ def arrow_table(batches: Sequence[ReadBatch[Any]]) -> pyarrow.Table:
 
 
 def polars_frame(table: pyarrow.Table) -> polars.DataFrame:
-    """Return `table` as a polars frame."""
+    """Return `table` (of `arrow_table`) as a polars DataFrame."""
     try:
         import polars
     except ImportError:
@@ -57,7 +57,7 @@ def polars_frame(table: pyarrow.Table) -> polars.DataFrame:
 
 
 def pandas_frame(table: pyarrow.Table) -> pandas.DataFrame:
-    """Return `table` as a pandas frame."""
+    """Return `table` (of `arrow_table`) as a pandas DataFrame."""
     try:
         import pandas  # noqa: F401
     except ImportError:

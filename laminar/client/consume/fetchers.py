@@ -1,4 +1,4 @@
-"""Batches of several partitions of a topic: one fetching task for each partition, and one queue for all.
+"""Fetching of several partitions of a topic: one task for each partition, and one queue of batches.
 
 The batches of one partition arrive in order; batches of different partitions are interleaved as their answers
 arrive. Partitions may be added and dropped at any time: a dropped partition yields no further batch. This
@@ -36,7 +36,7 @@ def _decode(frame: memoryview, header: Header, *, whole: bool) -> Batch:
     """Return the batch of a frame whose `header` is verified; with `whole` all its columns are decoded.
 
     Raises:
-        BatchError: when the body, or with `whole` a column of it, cannot be read.
+        BatchError: the body, or with `whole` a column of it, cannot be read.
     """
     batch = Batch(frame, header=header)
     if whole:
@@ -47,24 +47,24 @@ def _decode(frame: memoryview, header: Header, *, whole: bool) -> Batch:
 class Fetchers(Generic[T]):
     """Fetching tasks of some partitions of a topic, and the batches that they have read ahead.
 
-    With `follow` a fetch that runs into its deadline is repeated, not raised. With `endless` `take` waits
-    also while no partition is being read, because the caller may add one; without it `take` then returns
-    None. `cursor` is only named in errors.
+    With `follow` a fetch that misses its deadline is repeated; without it the error is raised. If no
+    partition is being read, `take` returns None, but with `endless` it waits, because the caller may add a
+    partition. `cursor` is a name for error messages only.
 
-    `on_expired` says what happens where records were trimmed before they were read: ``"error"`` raises
-    `OffsetExpired`, ``"earliest"`` continues at the earliest record that is left. `on_damage` says what
-    happens where records are damaged on all replicas, or their producer wrote a batch that cannot be decoded:
-    ``"error"`` fails the reading, ``"skip"`` continues after them. With ``"skip"`` every column of a batch is
-    decoded before the batch is returned, so that an undecodable one is found here. `skipped(partition, first
-    offset, offset after the last)` is called for each range that is left out.
+    `on_expired` applies if records were trimmed before they were read: ``"error"`` raises `OffsetExpired`,
+    ``"earliest"`` continues at the earliest record that is left. `on_damage` applies if records are damaged
+    on all replicas, or their producer wrote a batch that cannot be decoded: ``"error"`` fails the reading,
+    ``"skip"`` continues after them. With ``"skip"`` every column of a batch is decoded before the batch is
+    returned, so that an undecodable one is found here. `skipped(partition, first offset, offset after the
+    last)` is called for each range that is left out.
 
-    With `keep` only the records that pass it are returned, at their own offsets. What is left out counts as
-    read: the batches of a partition follow each other without gaps, from `start_offset` to `next_offset`, and
-    a batch without records says that none of its range passed. At most one such batch waits in the queue.
+    `keep` is a filter. Records that do not pass it are left out and count as read: the batches of a partition
+    follow each other without gaps, from `start_offset` to `next_offset`, and a batch without records says
+    that no record of its range passed. At most one such batch waits in the queue.
 
-    `finished(partition, end)` is called when all of a partition is in the queue: up to the end that it was to
-    be read to, or up to `end`, behind which no record will ever be. Then it may add other partitions. While
-    `expecting()` returns true, `take` waits for these.
+    `finished(partition, end)` is called when all of a partition is in the queue; `end` is the partition's
+    final end if it takes no more records, else None. The callback may add other partitions. While
+    `expecting()` returns true, `take` waits for such additions.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class Fetchers(Generic[T]):
         return self._failure
 
     async def first_fetch(self, partition: int, start: int | str) -> tuple[int, int, Answer | None]:
-        """Find where to start and end reading; return first offset, end offset and the leader's answer.
+        """Resolve `start`; return the offset to begin at, the end offset, and the answer of the first fetch.
 
         `start` is an offset, or ``"earliest"``, ``"latest"`` or a time in epoch milliseconds as text. One
         fetch at the leader resolves it, finds the end offset, and brings the first records: pass the answer
@@ -207,7 +207,7 @@ class Fetchers(Generic[T]):
         self._changed.set()
 
     def look_again(self) -> None:
-        """Make `take` check again whether there is anything to wait for."""
+        """Wake `take`, so that it checks again whether any partition is being read or expected."""
         self._changed.set()
 
     async def take(self) -> ReadBatch[T] | None:
@@ -365,7 +365,7 @@ class Fetchers(Generic[T]):
         self._ready.append((batch, size_bytes))
 
     def _pass(self, partition: int, start: int, stop: int) -> None:
-        """Put into the queue that no record from `start` to before `stop` passed the filter."""
+        """Queue an empty batch, or extend the last one: no record from `start` to before `stop` passed."""
         if stop <= start:
             return
         newest = self._newest.get(partition)
@@ -385,7 +385,10 @@ class Fetchers(Generic[T]):
         self._put(nothing, 0)
 
     def _leave_out(self, partition: int, start: int, first: int, past: int) -> None:
-        """Report records that cannot be read; those from `start` on before them did not pass the filter."""
+        """Report that the records from `first` to before `past` cannot be read and are left out.
+
+        With a filter, those from `start` to before `first` did not pass it.
+        """
         if self._keep is None:
             first = start
         self._pass(partition, start, first)
@@ -396,9 +399,9 @@ class Fetchers(Generic[T]):
     ) -> tuple[int, bool]:
         """Return the offset to continue from after a fetch at `offset` found the record trimmed.
 
-        It is the earliest offset that is left, with `on_expired` "earliest". It is `offset` itself if the
-        leader still has that record: only the replica that answered has trimmed it. The second value says
-        that the partition is reclaimed: it has ended at the first value, and has no records any more.
+        With `on_expired` "earliest", it is the earliest offset that is left. It is `offset` itself if the
+        leader still has that record, because only the replica that answered has trimmed it. The second value
+        is true if the partition is reclaimed (ended and deleted); then the first is its final end.
 
         Raises:
             OffsetExpired: the record is trimmed, and `on_expired` is "error".

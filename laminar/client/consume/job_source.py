@@ -1,7 +1,7 @@
-"""The requests of one channel's consumers: long polls for jobs, until the source is closed.
+"""The source of a channel's jobs: it requests jobs by long polls, until it is closed.
 
-An outage ends no loop: while no node can answer, the source asks again after a pause. If an answer is lost,
-its jobs are given out again after their time-out.
+While no node can answer, the source asks again after a pause, so that an outage ends no consumer. If an
+answer is lost, its jobs are given out again when their time is over.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ LONGEST_PAUSE_MS = 2_000
 
 
 class JobSource(Generic[T]):
-    """The source of the jobs of the channel `channel_id`. `timeout_s` is the channel's time for a job."""
+    """The source of one channel's jobs; `timeout_s` is how long a job is given to a consumer by default."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class JobSource(Generic[T]):
         self._polls: set[asyncio.Task[list[Job[T]]]] = set()
 
     async def batch(self, max_jobs: int, *, wait_s: float, timeout_s: float | None = None) -> list[Job[T]]:
-        """Return up to `max_jobs` jobs, after up to `wait_s`. Raises an `Error` if no node answers."""
+        """Return up to `max_jobs` jobs; [] after `wait_s` without one. Raises `Error` if no node answers."""
         end_s = self.session.loop.time() + wait_s
         while True:
             left_s = max(0.0, end_s - self.session.loop.time())
@@ -68,10 +68,10 @@ class JobSource(Generic[T]):
                 return jobs
 
     async def take(self, max_jobs: int, *, timeout_s: float | None = None) -> list[Job[T]] | None:
-        """Wait for jobs, over any outage; return up to `max_jobs` of them, None once the source is closed.
+        """Wait for jobs, also over an outage; return up to `max_jobs`, or None once the source is closed.
 
         Raises:
-            Error: the channel is gone, or the request can never be answered.
+            Error: the channel was deleted, or the request is refused for good.
         """
         backoff = Backoff(rng=self.session.rng, ceiling_ms=LONGEST_PAUSE_MS)
         while not self._is_over():
@@ -125,12 +125,12 @@ class JobSource(Generic[T]):
         )
 
     async def still_held(self, jobs: Sequence[Job[T]]) -> list[Job[T]]:
-        """Extend jobs that were not begun; return those that this consumer still has."""
+        """Extend jobs that wait here; return those that this consumer still has."""
         said = await asyncio.gather(*(job.extend() for job in jobs), return_exceptions=True)
         return [job for job, failure in zip(jobs, said, strict=True) if failure is None]
 
     async def give_back(self, jobs: Sequence[Job[Any]]) -> None:
-        """Release jobs that were not done; one whose release fails is given out again after its time-out."""
+        """Release jobs that were not done. If that fails, they are given out again after their time."""
         if jobs and not self.session.closed:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(RELEASE_S):
@@ -147,7 +147,7 @@ class JobSource(Generic[T]):
 
 
 def _may_pass(error: BaseException) -> bool:
-    """Return whether the same request may be answered later."""
+    """Return whether the same request may succeed later."""
     if isinstance(error, Overloaded):
         return error.retriable
     return isinstance(error, Unavailable | OutcomeUnknown) or (isinstance(error, Error) and error.retriable)

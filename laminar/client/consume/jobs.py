@@ -31,7 +31,7 @@ _decoder = msgspec.msgpack.Decoder(tuple[list[_Part], Any])
 
 
 class Delivery(NamedTuple):
-    """The common part of the jobs of one run: channel, numbers of delivery and attempt, time for the jobs."""
+    """What neighbouring jobs of one answer share: channel, delivery number, attempt, and time limit."""
 
     channel_id: int
     number: int
@@ -42,11 +42,11 @@ class Delivery(NamedTuple):
 
 
 class Job(Record[T_co]):
-    """A record that was given to this consumer alone, until its time is over.
+    """A record that a channel has given to this consumer, and to no other until its time is over.
 
-    Report its outcome before that, by `ack`, `nack` or `release`; `extend` gives it more time. Each raises
-    `Late` when the delivery has expired: another consumer has the job, or will get it, and nothing was
-    changed.
+    Report the outcome before that: `ack` (done), `nack` (failed) or `release` (not tried); `extend` gives
+    more time. Each raises `Late` if the time was over: then nothing was changed, and another consumer has the
+    job or will get it.
     """
 
     __slots__ = ("_delivery", "_until_s")
@@ -61,7 +61,7 @@ class Job(Record[T_co]):
 
     @property
     def attempt(self) -> int:
-        """Number of this attempt, from 1; exact, also over changes of leaders."""
+        """Number of this attempt, from 1; exact even if the leader changed."""
         return self._delivery.attempt
 
     @property
@@ -81,33 +81,33 @@ class Job(Record[T_co]):
 
     @property
     def fence(self) -> tuple[int, int]:
-        """A pair that rises with each delivery of a key: its partition, and the number of the delivery.
+        """A fencing token (partition, delivery number), which is higher at each delivery of the same key.
 
-        Of a channel with ``order="key"``, store it with what a job of the key writes, and refuse to write
-        under a lower one: so a consumer that outlives its time does no harm.
+        For a channel with ``order="key"``: store the token with the data that a job writes for its key, and
+        refuse writes with a lower one. So a consumer whose time was over cannot overwrite newer data.
         """
         return self.partition, self._delivery.number
 
     @property
     def floor(self) -> int:
-        """Offset in this partition before which all records were acknowledged when the job was given."""
+        """Offset before which all records of this partition were acknowledged when the job was given out."""
         return self._delivery.floor
 
     @property
     def half_over(self) -> bool:
-        """Whether half of the time for this job has passed."""
+        """Whether more than half of the time for this job has passed."""
         now_s = self._delivery.acks.loop.time()
         return now_s > self._until_s - self._delivery.timeout_s / 2
 
     def open(self, *, timeout: float | None = None) -> Value:
-        """Return the value as a stream: the only way to read that of a large record. See `Topic.open`."""
+        """Return the value as a stream, the only way to read a large record's value. See `Topic.open`."""
         acks = self._delivery.acks
         return Value(acks.session, self.topic, self.partition, self.offset, timeout_s=timeout)
 
     async def ack(self) -> None:
         """Acknowledge the job; return when that is committed. The job is not given out again.
 
-        Acknowledgements of 5 ms go in one request. If its answer is lost it is sent again.
+        Acknowledgements of 5 ms are sent in one request, which is repeated if its answer is lost.
 
         Raises:
             Late: the job's time was over.
@@ -116,10 +116,11 @@ class Job(Record[T_co]):
         await self._say("ack")
 
     async def nack(self, *, delay: float | None = None, reason: str = "") -> None:
-        """Report a failed attempt: the job is given out again after `delay` s, or as the channel is set.
+        """Report a failed attempt: the job is given out again after `delay` seconds.
 
-        Of `reason` 200 characters are kept, to be shown with dead records. Raises `Late` also if an earlier
-        request, whose answer was lost, has said the same.
+        Without `delay`, after the pause of the channel's settings. Of `reason` 200 characters are kept, to be
+        shown with the record. Raises `Late` also if an earlier attempt of this report succeeded, and its
+        answer was lost.
         """
         delay_ms = None if delay is None else round(delay * 1000)
         await self._say("nack", delay_ms=delay_ms, reason=reason_of(reason))
@@ -127,12 +128,12 @@ class Job(Record[T_co]):
     async def release(self) -> None:
         """Return the job unprocessed: it is given out again at once, and the attempt does not count.
 
-        Raises `Late` as `nack` does.
+        Raises `Late` in the same cases as `nack`.
         """
         await self._say("release")
 
     async def extend(self, timeout: float | None = None) -> None:
-        """Keep the job for `timeout` seconds from now; for its original time if left out.
+        """Keep the job for `timeout` seconds from now; None means the time for which it was given out.
 
         Raises:
             Late: the job's time was over.
@@ -149,7 +150,7 @@ class Job(Record[T_co]):
 
 
 def reason_of(text: str) -> str:
-    """Return a reason in the form that a request may have: characters that are no UTF-8 are replaced."""
+    """Return `text` with characters that UTF-8 cannot encode replaced, so that a request can have it."""
     return text[:MAX_REASON].encode("utf-8", "replace").decode()
 
 
@@ -163,7 +164,7 @@ def jobs_of(
     acks: Acks,
     timeout_s: float,
 ) -> list[Job[T]]:
-    """Return the jobs in an answer, of each partition in the order of its runs.
+    """Return the jobs in an answer to a request to receive, partition by partition.
 
     Raises:
         Error: (``gap``) the answer lacks a record that it names.
@@ -202,7 +203,10 @@ def _runs(
     acks: Acks,
     timeout_s: float,
 ) -> Iterator[tuple[ReadBatch[T], range, Delivery]]:
-    """Yield the parts of the runs that are in one batch each. Runs and batches rise."""
+    """Yield (view of a batch, rows of the jobs in it, their delivery), for each run and batch.
+
+    Both `runs` (first offset, count, delivery, attempt) and `frames` are in order of offsets.
+    """
     at = 0
     channel_id, floor = of
     for first, count, number, attempt in runs:

@@ -64,7 +64,7 @@ class Value:
 
     @property
     def size_bytes(self) -> int:
-        """Length of the value."""
+        """Length of the value in bytes; known within the block."""
         self._check_open()
         return self._size_bytes
 
@@ -95,7 +95,7 @@ class Value:
             yield chunk
 
     async def read(self, size: int = -1) -> bytes:
-        """Return up to `size` bytes, fewer at the border of two pieces; b"" at the end of the value.
+        """Return up to `size` bytes, fewer at the end of a piece; b"" at the end of the value.
 
         A negative `size` means all bytes that are left.
 

@@ -34,18 +34,18 @@ LONGEST_STEP_S = 32.0
 
 
 def is_gone(error: Error) -> bool:
-    """Return whether the partition is reclaimed: all of it was acknowledged, and others follow."""
+    """Return whether `error` says that the partition is reclaimed: ended, acknowledged, and deleted."""
     return error.code == "no_such_partition"
 
 
 class Lease:
     """A partition that this member owns, and how far it was read.
 
-    Positions, each the offset after the last such record: `committed` to the cursor; `seen` by the body of
-    the program's loop; `handed` out in batches; `given`, the same for batches that had records. Records that
-    retention removed, or that a filter left out, count as seen. So when `given` is committed, all that was
-    seen may be committed: the program is working on no record. `valid` is false once the partition is
-    released or another member owns it.
+    Four positions say how far, each as the offset after the last record: `committed` is that of the cursor;
+    `seen` is what the body of the program's loop has got; `handed` is the end of the last batch handed out,
+    and `given` that of the last one which had records. Records that retention removed, or that a filter left
+    out, count as seen. So once `given` is committed, the program is working on no record, and all that was
+    seen may be committed. `valid` is false once the partition is released or another member owns it.
     """
 
     def __init__(self, partition: int, owner: str, position: int) -> None:
@@ -66,7 +66,10 @@ class Lease:
 
 
 class Leases:
-    """The steps on one group's cursor; each step changes one partition."""
+    """The requests by which a member reads a group's cursor, claims partitions, commits and releases them.
+
+    Except for `places` and `begin`, each request changes the cursor in one partition.
+    """
 
     def __init__(self, session: Session, topic: str, cursor: str) -> None:
         self._session = session
@@ -77,11 +80,11 @@ class Leases:
 
     @property
     def look_s(self) -> float:
-        """Return the seconds that the last `places` took; it asks the leader of each partition."""
+        """Return the seconds that the last `places` took: long if a topic has hundreds of partitions."""
         return self._looking.took_s
 
     async def places(self) -> Places:
-        """Return the cursor's position and owner in each partition that has a position."""
+        """Read the cursor: position and owner by partition, ends of partitions, and which must wait."""
         timeout_s, began_s = self._looking.seconds, time.monotonic()
         try:
             answer = await self._session.call(
@@ -98,9 +101,10 @@ class Leases:
         return Places() if answer.status == 404 else _places(answer.json())
 
     async def begin(self, start: str, *, timeout_s: float) -> Places:
-        """Begin the cursor at `start` where it has no position, and at 0 in partitions that are new to it.
+        """Give the cursor a position in partitions where it has none; return the cursor as `places` does.
 
-        Where the topic's route has changed: a partition without a position may follow one with one.
+        The position is `start`, but 0 in a partition that replaced one in which the cursor has a position:
+        the group must read all of that partition. So call it when the topic's route has changed.
         """
         answer = await self._session.call(
             "PUT",
@@ -113,10 +117,10 @@ class Leases:
         return _places(answer.json())
 
     async def claim(self, partition: int, place: Place, *, me: str, start: str) -> Lease | None:
-        """Take ownership of `partition` as member `me`, if its position and owner are still those of `place`.
+        """Claim `partition` for member `me`, if the cursor's position and owner are still those of `place`.
 
-        Return the lease; None if position or owner changed, if it is unknown whether the claim succeeded, or
-        if partitions before this one are not acknowledged to their ends.
+        Return the lease; None if position or owner changed, if it is unknown whether the claim succeeded, if
+        the partition is reclaimed, or if partitions that it replaced are not acknowledged to their ends.
         A cursor without a position begins at `start`: ``"earliest"``, ``"latest"`` or epoch milliseconds as
         text.
         """
@@ -140,7 +144,7 @@ class Leases:
         return Lease(partition, me, position)
 
     async def move(self, lease: Lease, position: int, *, timeout_s: float | None = None) -> None:
-        """Commit `position`, if it is after the committed one and the lease is valid.
+        """Commit `position`, if it is after the committed one and the lease is valid; else do nothing.
 
         Raises:
             Fenced: another member owns the partition.
@@ -151,7 +155,7 @@ class Leases:
                 await self._change(lease, position, lease.owner, timeout_s)
 
     async def hand(self, lease: Lease, owner: str, *, timeout_s: float) -> None:
-        """Transfer the partition to `owner` ("" for no member), at its committed position.
+        """Make `owner` the owner of the partition ("" releases it), at the committed position.
 
         Raises:
             Fenced: another member owns the partition.
@@ -207,7 +211,7 @@ class Leases:
 
 
 def _places(document: dict[str, Any]) -> Places:
-    """Return what the description of a cursor says."""
+    """Return the cursor that the JSON of an answer describes."""
     owners = document.get("owners", {})
     return Places(
         places={

@@ -3,11 +3,12 @@
 The records of one partition arrive in order; partitions are interleaved as their answers arrive
 (`laminar.client.consume.fetchers`). A reader that does not follow ends where the topic ended when the reader
 began. A position is the offset after the last record that was handed out, so a commit covers exactly the
-records that the loop's body has seen. What a filter leaves out is handed out with the record before it.
+records that the loop's body has seen. Records that a filter leaves out count with the record before them.
 
-When a change of the topic's route ends partitions, those that follow them are read next: with strict order
-after all that they follow, so that the records of a key come in order. A reader of partitions by number reads
-these only, and ends with them.
+A change of the topic's route (a split, merge or move) ends partitions, and new ones replace them. A reader of
+the whole topic goes on with the new ones: if the topic's order is strict, only after all records of those
+that they replaced, so that the records of a key come in order. A reader of partitions that were given by
+number reads only these, and ends with them.
 """
 
 from __future__ import annotations
@@ -71,8 +72,10 @@ def start_parameter(start: str | datetime.datetime, *, now_ms: int) -> str:
 class Reader(Generic[T]):
     """Records of a topic: ``async for record in reader``, or ``batches()``, or ``to_arrow()``.
 
-    After a ``break``, the next loop continues with the next record. As a context manager, it commits the
-    cursor, if there is one, when its block ends without an exception.
+    After a ``break``, the next loop continues with the next record. As a context manager, a reader with a
+    cursor commits it when the block ends without an exception. `positions` has by partition the offset after
+    the last record handed out; `skipped` lists the ranges that were left out, because they were trimmed or
+    unreadable: (partition, first offset, offset after the last).
     """
 
     def __init__(
@@ -169,13 +172,13 @@ class Reader(Generic[T]):
     async def batches(self) -> AsyncIterator[ReadBatch[T]]:
         """Yield whole batches, without making an object for each record.
 
-        With a filter a batch may be empty: nothing passed up to its `next_offset`, where positions are now.
+        With a filter a batch may be empty: it only says that no record before its `next_offset` passed.
         """
         while (batch := await self.next_batch()) is not None:
             yield batch
 
     async def next_batch(self) -> ReadBatch[T] | None:
-        """Return the next batch, None at the end. Positions advance: its records count as handed out.
+        """Return the next batch, None at the end. Its records count as handed out: `commit` includes them.
 
         With a filter a batch may be empty, as in `batches`.
         """
@@ -187,7 +190,7 @@ class Reader(Generic[T]):
     async def take_ready(self) -> list[ReadBatch[T]]:
         """Wait for a batch; return it and all others that were read ahead, [] at the end.
 
-        Positions do not advance: the caller advances them for the records that it hands out.
+        The caller must advance `positions` for the records that it hands out; this call does not.
         """
         first = await self._take()
         if first is None:
@@ -200,21 +203,22 @@ class Reader(Generic[T]):
         return taken
 
     async def commit(self) -> None:
-        """Commit the cursor at the present positions: after the records handed out so far."""
+        """Move the cursor after the records handed out so far."""
         if self._cursor is None:
             raise ConfigError("commit without a cursor", code="no_cursor", hint="read(cursor=NAME)")
         await self._commit(self._cursor, self.positions)
 
     async def commit_at(self, positions: Mapping[int, int]) -> None:
-        """Commit the cursor at `positions`: for each partition, the next offset to read."""
+        """Move the cursor to `positions`: for each partition, the next offset to read."""
         if self._cursor is None:
             raise ConfigError("commit without a cursor", code="no_cursor", hint="read(cursor=NAME)")
         await self._commit(self._cursor, positions)
 
     async def _commit(self, cursor: CursorState, positions: Mapping[int, int]) -> None:
-        """Commit partitions before those that follow them; leave out those that are not to be read yet.
+        """Commit `positions`, those of replaced partitions before those of the partitions that replaced them.
 
-        A position in a partition stands only if the cursor is at the end of all before it.
+        The cluster accepts a position in a partition only once the cursor is at the ends of the partitions
+        that it replaced; until then the position is left out.
         """
         left = dict(positions)
         drained: set[int] = set()
@@ -233,12 +237,12 @@ class Reader(Generic[T]):
                     drained.add(partition)
 
     def _end_of(self, partition: int, otherwise: int) -> int:
-        """Return the end behind which no record of a partition will ever be; `otherwise` if none is known."""
+        """Return the final end offset of a partition that has ended; `otherwise` if no end is known."""
         ended = None if self._lineage is None else self._lineage.end_of(partition)
         return self._final.get(partition, otherwise) if ended is None else ended.end
 
     def _inputs_of(self, partition: int) -> list[int]:
-        """Return the partitions that are read before this one."""
+        """Return the partitions that this one replaced and that are read before it; [] with weak order."""
         origin = None if self._lineage is None else self._lineage.origin(partition)
         if origin is None or not origin.strict:
             return []
@@ -265,9 +269,9 @@ class Reader(Generic[T]):
         return pandas_frame(await self.to_arrow())
 
     async def pause(self) -> None:
-        """Stop fetching and discard what was read ahead.
+        """Stop fetching and discard the batches that were read ahead.
 
-        The next request for a batch starts fetching again, after the records handed out.
+        The next call that reads starts fetching again, after the records handed out.
         """
         for partition in self.positions:
             self._fetchers.drop(partition)
@@ -297,7 +301,7 @@ class Reader(Generic[T]):
         return await self._fetchers.take()
 
     async def _begin(self) -> None:
-        """Find where each partition starts and ends, and start fetching them; do nothing if that was done."""
+        """Find the first and the end offset of each partition, and start fetching. Once only."""
         if self._begun:
             return
         self._begun = True
@@ -346,10 +350,10 @@ class Reader(Generic[T]):
             lineage = await self._newer_lineage(behind, newest)
 
     def _expired(self, lineage: Lineage, known: Mapping[int, int]) -> None:
-        """Note what expired behind positions in partitions that are reclaimed.
+        """Note as skipped the records after positions in reclaimed (ended and deleted) partitions.
 
         Raises:
-            OffsetExpired: if there is anything, and `on_expired` is "error".
+            OffsetExpired: there are such records, and `on_expired` is "error".
         """
         for partition, position in known.items():
             ended = lineage.end_of(partition)
@@ -369,7 +373,7 @@ class Reader(Generic[T]):
             self.skipped.append((partition, position, ended.end))
 
     async def _start_at(self, starts: Mapping[int, int | str]) -> list[int]:
-        """Begin to read partitions, or let them wait for those before them; return those that have ended."""
+        """Begin to read partitions, after those that they replaced; return which of them have ended."""
         found = await asyncio.gather(*(self._first_fetch(each, starts[each]) for each in starts))
         ended: list[int] = []
         answers: dict[int, Answer | None] = {}
@@ -382,7 +386,7 @@ class Reader(Generic[T]):
         return ended
 
     def _open(self, answers: Mapping[int, Answer | None] | None = None) -> None:
-        """Begin to read the partitions that need not wait any more."""
+        """Begin to read the waiting partitions whose predecessors are read by now."""
         opened = True
         while opened:
             opened = False
@@ -407,7 +411,7 @@ class Reader(Generic[T]):
         return partition in self.positions or partition in self._gated
 
     def _resume(self) -> None:
-        """Fetch again from the positions on; what follows a partition waits until that is handed out."""
+        """Fetch again from `positions` on; partitions whose predecessors are not handed out wait."""
         self._read = {
             partition
             for partition, position in self.positions.items()
@@ -423,7 +427,7 @@ class Reader(Generic[T]):
     # -- partitions that end ---------------------------------------------------------------------
 
     def _finished(self, partition: int, end: int | None) -> None:
-        """Note that all of a partition is in the queue; `end`: it has ended there."""
+        """Note that all of a partition is in the queue; `end` is its final end if it has ended, else None."""
         self._read.add(partition)
         if end is not None:
             self._final[partition] = end
@@ -432,7 +436,7 @@ class Reader(Generic[T]):
             self._follow_up()
 
     def _follow_up(self) -> None:
-        """Go on with what follows the partitions that have ended; ask what that is, if it is not known."""
+        """Begin to read the partitions that replaced ended ones; ask the cluster for them if unknown."""
         if self._lineage is None:
             return
         for partition in self._final:
@@ -458,9 +462,9 @@ class Reader(Generic[T]):
         self._fetchers.look_again()
 
     async def _newer_lineage(self, ended: int | None, version: int = 0) -> Lineage:
-        """Return the lineage with what follows an `ended` partition, of a route of `version` or a later one.
+        """Return a lineage with the successors of the partition `ended`, and a route of `version` or later.
 
-        Wait until a node knows it.
+        Ask until a node knows it: a node may lag behind the change.
         """
         backoff = Backoff(rng=self._session.rng, first_ms=20, ceiling_ms=1_000)
         timeout_s = self._session.timeout_s if self._timeout_s is None else self._timeout_s
@@ -493,7 +497,7 @@ class Reader(Generic[T]):
     # -- where to start --------------------------------------------------------------------------
 
     async def _first_fetch(self, partition: int, start: int | str) -> tuple[int, int | None, Answer | None]:
-        """Return first offset, end offset (None: for ever) and, if a fetch brought records, its answer."""
+        """Return where to begin and to end (None: never), and the answer of the first fetch, if any."""
         if isinstance(start, int) and start == self._end_of(partition, -1):
             return start, start, None
         if not self._follow:
@@ -504,9 +508,9 @@ class Reader(Generic[T]):
         return offset, None, answer
 
     async def _starts(self) -> tuple[dict[int, int], str]:
-        """Return the offsets at which partitions begin, and the text of `start_parameter` for the others.
+        """Return by partition the offset at which to begin, and the start of all others, as text.
 
-        A position of the cursor comes before an offset in `start`.
+        If a partition has both a position of the cursor and an offset in `start`, the cursor's is used.
         """
         found: dict[int, int] = {}
         if self._cursor is not None:

@@ -1,7 +1,7 @@
 """The filter of a reader: the records with a tag and with headers, picked from whole batches.
 
-A node leaves out batches that cannot hold the tag, by one bit for each tag; headers are in no index, so their
-records come over the network. Either is compared by text here, so no record passes by an equal hash.
+A node leaves out batches that cannot contain the tag, by a hash of the tag; headers are in no index, so those
+records come over the network. Here tags and headers are compared themselves, so an equal hash does no harm.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from laminar.client.errors import ConfigError
 
 
 class RowFilter:
-    """Picks the records that have the tag, if one is given, and all of the headers."""
+    """A filter that picks the records with the given tag (if any) and all of the given headers."""
 
     def __init__(self, *, tag: str | None, headers: Mapping[str, bytes]) -> None:
         self.tag = tag
         self._headers = dict(headers)
 
     def rows(self, batch: Batch, among: range) -> Sequence[int]:
-        """Return the positions in the batch of those `among` its records that pass, in order.
+        """Return the rows of the batch that pass the filter, of the rows `among`, in order.
 
         Raises:
             BatchError: a column that is compared cannot be read.
@@ -39,10 +39,10 @@ class RowFilter:
 
 
 def row_filter(tag: Any, headers: Mapping[Any, Any] | None) -> RowFilter | None:
-    """Return the filter of a reader's arguments; None if they name nothing.
+    """Return the filter for a reader's arguments; None if they give neither a tag nor headers.
 
     Raises:
-        ConfigError: a tag or a header that no record can have.
+        ConfigError: no record can have such a tag or header.
     """
     if tag is None and not headers:
         return None

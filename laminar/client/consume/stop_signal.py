@@ -1,4 +1,4 @@
-"""SIGTERM ends the workers of a process: all at once, and only where the program does not handle it."""
+"""SIGTERM ends all workers of a process, unless the program handles the signal itself."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def _on_sigterm(number: int, frame: FrameType | None) -> None:
 def at_sigterm(stop: Callable[[], None]) -> Iterator[None]:
     """Call `stop` if SIGTERM arrives in this block.
 
-    A handler that the program has set is kept, and in a thread other than the main one no handler can be set:
-    in both cases nothing happens. `stop` is called between two instructions of the main thread: it must only
-    wake a loop.
+    Nothing is done if the program has a handler of its own, or in a thread other than the main one, which
+    cannot set handlers. `stop` is called between two instructions of the main thread: it must only wake a
+    loop.
     """
     in_main = threading.current_thread() is threading.main_thread()
     if not in_main or (not _stops and signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL):

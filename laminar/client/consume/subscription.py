@@ -1,14 +1,15 @@
-"""A member of a consumer group, on an event loop: what it reads, and how partitions change owners.
+"""Subscriptions: a program as a member of a consumer group, and how partitions change owners.
 
 Two tasks run beside the reader. One renews this member's session at the group's leader every second, and
 receives the list of live members. The other claims and releases partitions as `policy.assignment` says. When
-a partition is to be released, its reading stops, and it is given back once the records handed out are
+a partition is to be released, its reading stops, and it is released once the records handed out are
 committed. A partition that is to be read is claimed as soon as no other member owns it. The partitions of a
 member that died are claimed by others when its session has expired.
 
-Over a change of the topic's route some partitions end, and others follow. Members leave alone what has ended
-and is acknowledged, and what follows partitions that are not: the cluster refuses such a claim. A cursor
-begins at 0 in a partition that is new to the group. A cursor that is being rewound is left alone, too.
+A change of the topic's route (a split, merge or move) ends partitions, and new ones replace them. Members do
+not claim an ended partition whose records are all acknowledged, nor a new one before those that it replaced
+are acknowledged: the cluster would refuse. In a new partition the group's cursor begins at 0. Nor do they
+claim partitions while the cursor is being rewound.
 
 A member reads only partitions that it owns according to the partition's log, and the partition refuses
 commits by other clients. A member that could not renew its session stops handing out records before others
@@ -70,10 +71,11 @@ _NOT_NOW = (Unavailable, OutcomeUnknown)
 
 
 class Subscription(Generic[T]):
-    """``async with topic.subscribe(group="billing") as records: async for record in records: ...``.
+    """This program's membership in a consumer group: it reads the partitions that the group assigns to it.
 
-    If the block ends without an exception, it commits what the loop's body has seen. In any case it releases
-    the partitions.
+    ``async with topic.subscribe(group="billing") as records: async for record in records: ...``. If the
+    block ends without an exception, the records that the loop's body has got are committed. In any case the
+    partitions are released.
     """
 
     def __init__(
@@ -277,8 +279,7 @@ class Subscription(Generic[T]):
     async def take(self) -> tuple[Lease, ReadBatch[T]]:
         """Wait for the next batch with records; return it with the lease of its partition.
 
-        Its partition is not released before the batch is committed, or too much time has passed
-        (`_give_back`).
+        The partition is not released before the batch is committed or the time for that is over.
         """
         self._waits_since_s = time.monotonic()
         try:
@@ -391,7 +392,7 @@ class Subscription(Generic[T]):
         return document
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """Fail the reading if one of the two tasks ended with an error: it is a permanent one."""
+        """Fail the reading if one of the two tasks ended with an error, which is permanent."""
         if not task.cancelled() and (failure := task.exception()) is not None:
             self._fetchers.fail(failure)
             self._changed.set()
@@ -453,13 +454,13 @@ class Subscription(Generic[T]):
     # -- what is known of the cursor -------------------------------------------------------------
 
     def _wanted(self, me: str, partitions: frozenset[int]) -> frozenset[int]:
-        """Return those of these partitions that are this member's to read."""
+        """Return those of these partitions that are assigned to this member."""
         if self.mode == "broadcast":
             return partitions
         return wanted(me, self._topic, partitions, self._members)
 
     async def _is_due(self, me: str) -> bool:
-        """Return whether the cursor is to be looked at now. Learns the partitions of a new route."""
+        """Return whether to read the cursor from the cluster now; update the list of partitions before."""
         places = self._session.topic_map_nowait(self._topic)
         if places is None or places.stale:
             places = await self._session.topic_map(self._topic, timeout_s=STEP_TIMEOUT_S)
@@ -474,7 +475,7 @@ class Subscription(Generic[T]):
         return bool(self._wanted(me, self._known.readable(self._partitions)) - self._leases.keys())
 
     async def _look(self, me: str) -> None:
-        """Ask the cluster where the cursor is. Begin it in partitions of a changed route that lack it."""
+        """Read the cursor from the cluster; give it a position in new partitions that have none."""
         known = await self._cursor.places()
         partitions = known.numbers or self._partitions
         absent = frozenset(each for each in partitions if known.place(each).position is None)
@@ -491,7 +492,7 @@ class Subscription(Generic[T]):
         self._try_at_s = now_s + took_s
 
     def _plan_next_look(self, me: str, *, refused: bool) -> None:
-        """Look again after a while, if a partition that is this member's may not be read yet."""
+        """Plan to read the cursor again soon, if an assigned partition may not be read yet."""
         known, now_s = self._known, time.monotonic()
         if not self._route:
             return
@@ -506,7 +507,7 @@ class Subscription(Generic[T]):
             self._gate_pause_s = min(2 * self._gate_pause_s, LONGEST_GATE_PAUSE_S)
 
     def _compare(self, me: str) -> None:
-        """Drop the leases that are not this member's any more, as by a rewind. Right after a look."""
+        """Drop leases of partitions that have another owner by now. Call it right after `_look`."""
         for lease in list(self._leases.values()):
             place = self._known.place(lease.partition)
             if place.owner in (lease.owner, me):
@@ -517,7 +518,7 @@ class Subscription(Generic[T]):
                 self._drop(lease)
 
     def _note_end(self, lease: Lease) -> None:
-        """Read a partition that has ended to its end only."""
+        """Note the final end of a leased partition that has ended, and read up to there only."""
         end = self._known.ends.get(lease.partition)
         if end is not None and lease.end is None:
             lease.end = end
@@ -525,10 +526,10 @@ class Subscription(Generic[T]):
                 self._read_from(lease)
 
     async def _commit_end(self, lease: Lease) -> None:
-        """Commit all of a partition that has ended, if the loop's body has seen it and would not do so.
+        """Commit a partition that has ended, if the program got all of it but does not commit.
 
-        It waits for its next record for a session then. A program that commits after a number of records
-        would get none: those that follow the partition wait until it is acknowledged.
+        The partitions that replaced it can be read only after that. A program that commits after every 100
+        records, say, would wait for them for ever: so commit once it has waited for a record for `session_s`.
         """
         since_s = self._waits_since_s
         if not self._commit_ends or lease.end is None or since_s is None:
@@ -545,14 +546,14 @@ class Subscription(Generic[T]):
             self._looks_at_s = 0.0
 
     def _read_from(self, lease: Lease) -> None:
-        """Read the lease's partition after what was handed out."""
+        """Fetch the lease's partition again, from the first record on that was not handed out."""
         self._fetchers.drop(lease.partition)
         self._fetchers.add(lease.partition, lease.handed, lease.end)
 
     async def _pass(self, lease: Lease) -> None:
-        """Commit what retention took, or the filter left out, if the program has nothing to commit.
+        """Commit records that were trimmed or filtered out, if the program has none to commit itself.
 
-        Once a second, but at once where the partition ends or is to be released.
+        At most once a second, but at once if the partition has ended or is to be released.
         """
         seen = lease.seen
         if not lease.valid or seen <= lease.committed or lease.committed < lease.given:
@@ -588,11 +589,11 @@ class Subscription(Generic[T]):
             self._read_from(lease)
 
     async def _give_back(self, lease: Lease) -> None:
-        """Release a partition if all that was handed out of it is committed, or the time for that is over.
+        """Release a partition once all records handed out of it are committed, or the time for that is over.
 
-        That time is `handover_s` from the beginning of the release. If the loop's body waits for its next
-        record it is at most one session: such a program will not commit its last record unless another of its
-        tasks does, and its partition should not be blocked for longer than that of a dead member.
+        The time is `handover_s` from the beginning of the release. But while the loop's body waits for its
+        next record, it is at most `session_s`: such a program will hardly commit its last record, and its
+        partition should not be blocked for longer than that of a dead member.
         """
         assert lease.leaving_s is not None
         until_s = lease.leaving_s + self._handover_s
@@ -667,5 +668,5 @@ class Subscription(Generic[T]):
 
 
 def _is_free(place: Place) -> bool:
-    """Return whether no client reads by this cursor, as after a rewind or during one."""
+    """Return whether no member owns the partition: it has no owner, or a rewind owns it."""
     return place.rewound or not place.owner

@@ -32,7 +32,7 @@ LOOKS = 8
 
 
 class Worker(Generic[T]):
-    """One call of `Channel.work`. `stop` ends it, also from another thread; `ended` is set at its end."""
+    """One call of `Channel.work`: it takes jobs and runs handlers. `ended` is set when it has ended."""
 
     def __init__(
         self,
@@ -65,14 +65,14 @@ class Worker(Generic[T]):
         self._is_ending = False
 
     def stop(self) -> None:
-        """Take no more jobs, and end once the jobs taken are done."""
+        """Let `run` take no more jobs, and end once the jobs taken are done. From any thread."""
         self._loop.call_soon_threadsafe(self._stopping.set)
 
     async def run(self) -> None:
         """Work until `stop`, SIGTERM, a cancellation, or the end of the source.
 
         Raises:
-            Error: the channel is gone, or may not be read.
+            Error: the channel was deleted, or the client may not read it.
         """
         receiving = self._loop.create_task(self._receive())
         extending = self._loop.create_task(self._extend())
@@ -114,14 +114,14 @@ class Worker(Generic[T]):
 
     @property
     def _wanted(self) -> int:
-        """How many jobs are to be taken now."""
+        """Number of jobs to take now: for free handlers, and some ahead if handlers are quick."""
         ahead = 0
         if 0 < self._handle_s < AHEAD_S:
             ahead = min(self._concurrency, math.ceil(self._concurrency * self._take_s / self._handle_s))
         return self._concurrency + ahead - len(self._handled) - len(self._ready)
 
     def _begin(self) -> None:
-        """Begin jobs that are here, as far as handlers are free."""
+        """Start a handler for each waiting job, as long as handlers are free."""
         while self._ready and len(self._handled) < self._concurrency:
             job, _ = self._ready.popleft()
             self._handled.add(job)
@@ -151,7 +151,7 @@ class Worker(Generic[T]):
             _log.warning("%r may come again: %s", job, error)
 
     async def _outcome(self, job: Job[T]) -> Awaitable[None]:
-        """Return what is to be said of a job, after its handler."""
+        """Run the handler of a job; return the call that reports its outcome, not begun yet."""
         try:
             await self._handle(job)
         except asyncio.CancelledError:
@@ -178,7 +178,7 @@ class Worker(Generic[T]):
                     _log.warning("%r has no more time: %s", job, error)
 
     async def _give_back_old(self) -> None:
-        """Release jobs that wait for a handler longer than was expected: other consumers may be free."""
+        """Release jobs that have waited for a handler too long: other consumers may be free."""
         old = []
         while self._ready and self._loop.time() - self._ready[0][1] > AHEAD_S:
             old.append(self._ready.popleft()[0])
@@ -186,7 +186,7 @@ class Worker(Generic[T]):
             await self._source.give_back(old)
 
     async def _extended(self, jobs: list[Job[T]]) -> list[BaseException | None]:
-        """Extend jobs; return what failed. What is not answered soon is asked again at the next look."""
+        """Extend jobs; return the error of each, None if it succeeded. The next look repeats a slow one."""
         soon_s = self._source.timeout_s / LOOKS
         return await asyncio.gather(
             *(asyncio.wait_for(job.extend(), soon_s) for job in jobs), return_exceptions=True
@@ -201,5 +201,5 @@ class Worker(Generic[T]):
 
 
 def _average(before: float, measured: float) -> float:
-    """Return a moving average with one more measurement; 0 is none yet."""
+    """Return the moving average `before` with one more measurement; 0 means that there is none yet."""
     return measured if not before else before + SMOOTHING * (measured - before)

@@ -1,4 +1,4 @@
-"""The way of a request to a node: the endpoints, the pool of connections, and the retries.
+"""HTTP requests of a client: the nodes to ask, the pool of connections, and the retries.
 
 Begin with `session`.
 """

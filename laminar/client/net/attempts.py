@@ -1,4 +1,4 @@
-"""Attempts at one request: it is sent again until an answer is final or the deadline has passed.
+"""Attempts at one request: the request is sent again until an answer is final or the deadline has passed.
 
 `Attempts` carries out what `policy.retry` decides: one attempt at a time, with pauses in between, each at the
 node that the caller chooses or that the last answer named. The caller decides what is requested, which nodes
@@ -46,7 +46,7 @@ def retry_after_ms(answer: Answer, problem: Mapping[str, Any]) -> int | None:
 
 
 def origin_of(location: str) -> str:
-    """Return the URL of the node that a ``Location`` names, without the path; other text unchanged."""
+    """Return scheme, host and port of the URL in a ``Location`` header; other text unchanged."""
     if location.startswith(("http://", "https://")):
         parts = urlsplit(location)
         return f"{parts.scheme}://{parts.netloc}"
@@ -54,7 +54,7 @@ def origin_of(location: str) -> str:
 
 
 def judged(answer: Answer, *, repeatable: bool, redirects: int) -> tuple[Verdict, dict[str, Any]]:
-    """Return the verdict on an answer, and its problem document ({} if the answer is good)."""
+    """Return what to do after an answer (retry, redirect, fail), and its problem document ({} if none)."""
     if 200 <= answer.status < 300:
         return DONE, {}
     body = answer.json()
@@ -72,7 +72,7 @@ def judged(answer: Answer, *, repeatable: bool, redirects: int) -> tuple[Verdict
 
 
 class Caller(Protocol):
-    """The part of a session that its attempts use; they add to its counters `retries` and `redirects`."""
+    """The part of a session that its attempts use; they increment its counts `retries` and `redirects`."""
 
     closed: bool
     pool: Pool
@@ -87,7 +87,7 @@ class Caller(Protocol):
         ...
 
     def knows_another_node(self, urls: Collection[str]) -> bool:
-        """Return whether there is a node that is not in `urls`."""
+        """Return whether a node is known whose URL is not in `urls`."""
         ...
 
 
@@ -95,8 +95,8 @@ class Attempts:
     """The attempts at one request. `send` makes one; `pause` waits until the next one is due.
 
     `what` names the request in errors. `changes` says that the request may change something, so that the
-    outcome is unknown if an answer is lost; `repeatable` that it may be sent again all the same. `deadline`
-    is in seconds of `time.monotonic`; `timeout_s` is only for the text of errors.
+    outcome is unknown if an answer is lost. `repeatable` says that the request may be sent again even then.
+    `deadline` is in seconds of `time.monotonic`; `timeout_s` is only for the text of errors.
     """
 
     def __init__(
@@ -121,10 +121,10 @@ class Attempts:
         """Return the seconds that are left for another attempt.
 
         Raises:
-            TimedOut: when too few are left. Its ``fields`` name the code of the last answer as `last_code`.
-            OutcomeUnknown: when too few are left, or the client was closed, and an earlier attempt may have
+            TimedOut: too few are left. The error's ``fields`` have the last answer's code as `last_code`.
+            OutcomeUnknown: too few are left, or the client was closed, and an earlier attempt may have
                 changed something.
-            Unavailable: when the client was closed, and none did.
+            Unavailable: the client was closed, and no attempt has changed anything.
         """
         if self._caller.closed:
             raise client_closed(maybe_applied=self._maybe_applied and self._changes)
@@ -151,13 +151,14 @@ class Attempts:
     ) -> Answer | None:
         """Send the request to `url` once; return the answer if it succeeded or its status is in `accept`.
 
-        None means that the request is to be sent again: `verdict` and `problem` say why, and `pause` comes
-        next. `timeout_s` limits this attempt. With `measured`, the latency of the answer counts when the
-        balancer next chooses a replica.
+        None means that the request is to be sent again: `verdict` and `problem` say why; call `pause` next.
+        `timeout_s` limits this attempt. With `measured`, the balancer uses the latency of the answer when it
+        chooses among replicas.
 
         Raises:
-            Error: the answer is final. The `outcome` of the error is that of all attempts.
-            Untrusted: no node that is known has a certificate that is accepted, or this one twice had none.
+            Error: the answer is final. The `outcome` of the error includes earlier attempts: it is unknown if
+                one of them may have changed something.
+            Untrusted: no known node has a certificate that is accepted, or this node failed that check twice.
             OutcomeUnknown: the connection was lost, and the request may not be repeated; or as `left_s`.
             TimedOut: as `left_s`.
             Unavailable: as `left_s`.
@@ -211,7 +212,7 @@ class Attempts:
         return None
 
     def _is_final(self, url: str) -> bool:
-        """Return whether a failure of TLS with `url` ends the request: no other node is left to be asked."""
+        """Note that TLS with `url` failed; return whether that ends the request: no other node is left."""
         again = url in self._untrusted
         self._untrusted.add(url)
         return again or not self._caller.knows_another_node(self._untrusted)
@@ -226,7 +227,7 @@ class Attempts:
         return error
 
     def reject(self, url: str, why: str) -> None:
-        """Count a successful answer of `url` as a failed attempt, for the reason `why`.
+        """Treat a successful answer of `url` as a failed attempt, because of `why`, so that it is repeated.
 
         The balancer then prefers other nodes for a while.
         """
@@ -235,7 +236,7 @@ class Attempts:
         self._caller.balancer.failed(url, now_ms=now_ms(), started=False)
 
     async def pause(self) -> str | None:
-        """Wait as the last verdict says; return the URL to ask next, None if the caller may choose."""
+        """Wait as long as the last verdict requires; return the URL to ask next, None for any node."""
         verdict = self.verdict
         if verdict.step is Step.FOLLOW:
             self._caller.redirects += 1

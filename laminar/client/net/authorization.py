@@ -24,13 +24,12 @@ def _now_ms() -> int:
 
 
 class Authorization:
-    """The token of a client's requests.
+    """The token that a client sends with its requests, read again when its file changes.
 
     `version` rises when the token changes.
 
     Raises:
-        ConfigError: when made with a token file that cannot be read, unless `endpoints` has a token as well,
-            or that holds no token.
+        ConfigError: the token file cannot be read or contains no token, and `endpoints` has no other token.
     """
 
     def __init__(self, endpoints: Endpoints, *, now_ms: Callable[[], int] = _now_ms) -> None:
@@ -56,7 +55,7 @@ class Authorization:
         return f"Bearer {self._token}"
 
     def may_ask(self, url: str) -> bool:
-        """Return whether `url` may be asked: a node that may not get the token would refuse the request."""
+        """Return whether requests may be sent to `url`: true without a token, or if it may get the token."""
         if self._token is None:
             return True
         found = self._may_hear.get(url)
@@ -65,7 +64,7 @@ class Authorization:
         return found
 
     def look(self) -> int:
-        """Check the token file for changes, at most each `LOOK_MS`; return `version`."""
+        """Check the token file for changes, at most once in `LOOK_MS`; return `version`."""
         if self._endpoints.token_file is not None and self._now_ms() >= self._look_at_ms:
             self._read_again()
         return self.version
@@ -73,7 +72,8 @@ class Authorization:
     def may_pass(self, url: str, version: int) -> bool:
         """Return whether a request that `url` refused, with the token of `version`, should be sent again.
 
-        It should if the file has a new token now. An unchanged token is sent again only while it is new.
+        It should if the file has a new token now. An unchanged token is sent again only while it is so new
+        that `url` may not know it yet.
         """
         if self._token is None and self._endpoints.certificate is not None:
             return self._now_ms() < self._new_at_ms + SETTLE_MS  # as with a token: a node may not know it yet
@@ -99,7 +99,7 @@ class Authorization:
             self.version += 1
 
     def explain(self, url: str, error: Error) -> Error:
-        """Return `error`, the answer of `url`; if no token was sent, with the reason."""
+        """Return `error`, the answer of `url`; if it is a 401 because no token was sent, say so in it."""
         if error.status == 401 and not self.may_ask(url):
             error.message = f"the token is not sent to {url}, as no URL that was given has this host"
             error.args = (error.message,)

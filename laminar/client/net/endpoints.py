@@ -30,11 +30,11 @@ DEFAULT_URL = "http://127.0.0.1:7070"
 
 @dataclass(frozen=True, slots=True)
 class Endpoints:
-    """The URLs of the nodes to begin with, and the client's token, which is left out of the repr.
+    """The URLs of the nodes that a client asks first, its token, and its files for TLS.
 
     `origin` says where the URLs were found. With a `token_file`, `token` is used while the file cannot be
-    read. `ca` is the path of a PEM file, or its text: TLS certificates must be of this CA; None: of one that
-    the system trusts. `certificate` and `key` are paths of PEM files that the client shows to nodes.
+    read. `ca` is the path of a PEM file, or its text: nodes must have certificates of this CA (None: of one
+    that the system trusts). `certificate` and `key` are paths of PEM files: the client's own certificate.
     """
 
     urls: tuple[str, ...]
@@ -66,13 +66,13 @@ class Endpoints:
         return asked.tls and self.ca is not None and self.tls_only
 
     def with_contents(self) -> Endpoints:
-        """Return these endpoints with the texts of their files, for processes on other machines.
+        """Return these endpoints with the contents of the token and CA files, for other machines.
 
-        Where the token file is there as well, it is read there, and holds. A certificate and its key have to
-        be there: they are files only.
+        If the other machine has the token file, too, the file is used there. A certificate and its key must
+        exist there: they are used as files only.
 
         Raises:
-            ConfigError: a file cannot be read, or holds no token or no CA.
+            ConfigError: a file cannot be read, or contains no token or no CA.
         """
         found = self
         if self.token_file is not None:
@@ -83,7 +83,7 @@ class Endpoints:
 
 
 def trust_in(ca: str | None, certificate: str | None = None, key: str | None = None) -> Trust:
-    """Return the trust in the CAs of `ca`, and the certificate that the client shows.
+    """Return the TLS settings of a client: the CAs of `ca` (None: the system's) and its own certificate.
 
     Raises:
         ConfigError: `ca` has no CA, or the certificate cannot be used with the key.
@@ -124,17 +124,19 @@ def resolve(
     key: str | os.PathLike[str] | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> Endpoints:
-    """Return the endpoints: of the argument, of ``LAMINAR_URL``, of the current context, or localhost.
+    """Return the endpoints for the arguments of `connect`.
 
-    Several URLs in one string are separated by commas. If `url` is given, the nodes get the `token` that is
-    given with it, or that of the `token_file`. They get ``LAMINAR_TOKEN`` or that of ``LAMINAR_TOKEN_FILE``
-    only if they are hosts of ``LAMINAR_URL``: otherwise an untrusted URL could obtain the token of another
-    cluster. ``LAMINAR_CA`` holds for every URL with which no `ca` is given, and so do
-    ``LAMINAR_CERTIFICATE`` and ``LAMINAR_KEY``: a server learns no secret by the certificate.
+    The URLs are those of `url`, else of ``LAMINAR_URL``, else of the current context, else localhost.
+
+    Several URLs in one string are separated by commas. If `url` is given, the token is `token` or that in
+    `token_file`. ``LAMINAR_TOKEN`` or ``LAMINAR_TOKEN_FILE`` is then used only for hosts of ``LAMINAR_URL``:
+    otherwise an untrusted URL could obtain the token of another cluster. ``LAMINAR_CA`` is used for every URL
+    if no `ca` is given, and so are ``LAMINAR_CERTIFICATE`` and ``LAMINAR_KEY``: by a certificate a server
+    learns no secret.
 
     Raises:
-        ConfigError: a text is not the URL of a node, or no URL is given; or a token is malformed; or a key is
-            given without its certificate.
+        ConfigError: a URL is malformed, or none is given; a token is malformed; or a key is given without its
+            certificate.
     """
     given = os.environ if environment is None else environment
     if token is not None and token_file is not None:
@@ -176,7 +178,7 @@ def resolve(
 def _pair(
     certificate: str | os.PathLike[str] | None, key: str | os.PathLike[str] | None
 ) -> tuple[str, str | None] | tuple[()]:
-    """Return a certificate and its key, None if they are one file; nothing without a certificate.
+    """Return the paths of a certificate and its key; key None: the same file; () without a certificate.
 
     Raises:
         ConfigError: there is a key alone.
@@ -194,7 +196,7 @@ def _pair(
 
 
 def _token_of(environment: Mapping[str, str]) -> tuple[str | None, str | None]:
-    """Return the environment's token, or else its token file. Raises ConfigError if it is no token."""
+    """Return the environment's token, or else its token file. Raises ConfigError for a malformed token."""
     token = environment.get("LAMINAR_TOKEN")
     if token:
         check_token(token, "LAMINAR_TOKEN")
@@ -249,7 +251,7 @@ def _with_scheme(url: str) -> str:
 
 
 def _current_context(path: Path) -> Mapping[str, Any] | None:
-    """Return the context that ``current`` names, None if there is no file or it names none."""
+    """Return the current context of the context file; None without such a file or a current context."""
     import tomllib
 
     try:

@@ -1,4 +1,4 @@
-"""The client's connections: which one a request uses, and when connections are opened and closed."""
+"""The pool of a client's connections: which one a request uses, when they are opened and closed."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""A client's calls, and the maps that say which nodes they go to.
+"""The session of a client: it sends all requests, and chooses the node for each attempt.
 
-A `Session` owns the connections, the map of each topic (its leaders and replicas), and how far this client
-has seen each partition. `call` and `fetch` choose a node for each attempt of a request. A session knows no
-cursors and builds no batches; the public classes use it for all their requests.
+A `Session` owns the connections, the map of each topic (its leaders and replicas), and for each partition the
+offset up to which this client has seen it. The public classes use `call` and `fetch` for all their requests;
+a session itself knows no cursors and builds no batches.
 """
 
 from __future__ import annotations
@@ -60,10 +60,11 @@ def start_query(start: int | str) -> str:
 
 
 def skipped_ranges(answer: Answer) -> list[tuple[int, int]]:
-    """Return the damaged records that a fetch with ``on_damage=skip`` left out: first offset, that after.
+    """Return the ranges of damaged records that a fetch with ``on_damage=skip`` left out.
 
-    These records are before the answer's first batch. If it has no batch, the next fetch continues after
-    them.
+    Each is (first offset, offset after the last).
+
+    They lie before the answer's first batch. If it has no batch, the next fetch continues after them.
     """
     ranges = answer.headers.get("laminar-skipped-offsets")  # as in "3-4,7-7"
     ends = [each.split("-") for each in ranges.split(",")] if ranges else []
@@ -89,21 +90,21 @@ def topic_path(topic: str) -> str:
 
 
 class Closable(Protocol):
-    """A sender that uses a session, and is ended when the session is closed."""
+    """A sender that is registered with a session (`Session.opened`), which ends it when it is closed."""
 
     @property
     def resent(self) -> int:
         """Number of times a batch was sent again."""
 
     async def end(self, error: Error) -> None:
-        """Stop sending; records without a receipt fail. `error` is the reason."""
+        """Stop sending; records without a receipt fail with `error`."""
 
 
 class Session:
     """The state of one client on its event loop. After `close` every call fails.
 
     Raises:
-        ConfigError: when made with a file of a token or of CAs that cannot be used.
+        ConfigError: the token file or the CA file cannot be used.
     """
 
     def __init__(
@@ -148,7 +149,7 @@ class Session:
     # -- plain calls ---------------------------------------------------------------------------
 
     def head(self, url: str, method: str, target: str, headers: Mapping[str, str]) -> bytes:
-        """Return a request's head for the node at `url`."""
+        """Return the head of an HTTP request to the node at `url`, with the token if it may get it."""
         version = self.heads_version
         if version != self._heads_version:
             self._heads.clear()
@@ -168,13 +169,13 @@ class Session:
 
     @property
     def heads_version(self) -> tuple[int, bool]:
-        """What changes when heads that were made by `head` are out of date."""
+        """A value that changes when heads returned by `head` are out of date, such as with a new token."""
         return self.authorization.look(), self._passed_on
 
     def may_ask(self, url: str) -> bool:
         """Return whether the node at `url` may be asked; if not, other nodes are asked to forward to it.
 
-        It may not be asked if it may not have the client's token.
+        A node may not be asked if it may not get the client's token.
         """
         if self.authorization.may_ask(url):
             return True
@@ -197,7 +198,7 @@ class Session:
                 self._nodes.append(url.rstrip("/"))
 
     def knows_another_node(self, urls: Collection[str]) -> bool:
-        """Return whether there is a node that is not in `urls`."""
+        """Return whether this client knows a node whose URL is not in `urls`."""
         return any(url not in urls for url in self._nodes)
 
     async def _ask_cluster(self, url: str) -> Answer:
@@ -217,7 +218,7 @@ class Session:
         among: Sequence[str] = (),
         attempt_timeout_s: float = CLIENT_ATTEMPT_S,
     ) -> Answer:
-        """Send a request that any node can answer, and repeat it until there is a final answer; return that.
+        """Send a request that any node can answer; repeat it until an answer is final, and return the answer.
 
         An answer with an error status is returned only if the status is in `accept`. The first attempt goes
         to `first`, if it is given; later ones to the nodes of `among` that have not failed lately, else to
@@ -225,8 +226,8 @@ class Session:
         that a second application changes nothing.
 
         Raises:
-            Error: the final answer is an error. The `outcome` of the error is that of all attempts: it is
-                unknown if an earlier one may have made the change.
+            Error: the final answer is an error. The `outcome` of the error is unknown if an earlier attempt
+                may have made the change.
             TimedOut: the deadline passed, and nothing can have changed.
             OutcomeUnknown: the deadline passed or the connection was lost, and something may have changed.
         """
@@ -262,8 +263,8 @@ class Session:
         """Return the answer of the node at `url`, and no other, to a GET request, whatever its status.
 
         Raises:
-            Unavailable: it does not answer in time.
-            Untrusted: its certificate is not accepted.
+            Unavailable: the node does not answer in time.
+            Untrusted: the node's certificate is not accepted.
         """
         try:
             return await self.pool.ask(url, self.head(url, "GET", target, {}), timeout_s=timeout_s)
@@ -279,13 +280,13 @@ class Session:
         return self.balancer.choose(preferred or self._nodes, now_ms=now_ms())
 
     async def get_json(self, target: str, *, timeout_s: float | None = None) -> Any:
-        """Return the JSON document of a GET request."""
+        """Send a GET request by `call`; return the decoded JSON of the answer."""
         return (await self.call("GET", target, timeout_s=timeout_s)).json()
 
     # -- maps ----------------------------------------------------------------------------------
 
     async def topic_map(self, topic: str, *, timeout_s: float | None = None) -> TopicMap:
-        """Return the places of `topic`'s partitions; request them if they are not known or proved stale."""
+        """Return the map of a topic (leaders and replicas); request it if it is unknown or proved wrong."""
         known = self._maps.get(topic)
         if known is not None and not known.stale:
             if known.aged(now_ms=now_ms()):
@@ -307,7 +308,7 @@ class Session:
             done.exception()  # raised in the callers that wait; after a background refresh the old map stays
 
     def topic_map_nowait(self, topic: str) -> TopicMap | None:
-        """Return the map as it is, stale or not; None if there is none."""
+        """Return the map of a topic as it is, perhaps out of date; None if it was never requested."""
         return self._maps.get(topic)
 
     async def _refresh(self, topic: str, timeout_s: float | None) -> TopicMap:
@@ -337,7 +338,7 @@ class Session:
         return fresh
 
     def learn_route(self, topic: str, answer: Answer) -> int:
-        """Note the version of the topic's route that an answer names, and return it; 0 if it names none."""
+        """Note the version of the topic's route in an answer's headers; return it, 0 if there is none."""
         named = answer.headers.get("laminar-route", "")
         if not named.isdecimal():
             return 0
@@ -345,7 +346,7 @@ class Session:
         return version
 
     def forget_topic(self, topic: str) -> None:
-        """Forget the map of a deleted topic, and how far its partitions were seen."""
+        """Forget the map of a deleted topic, and the offsets up to which its partitions were seen."""
         self._maps.pop(topic, None)
         self.routes.pop(topic, None)
         self.seen.forget(topic)
@@ -369,14 +370,14 @@ class Session:
         """Fetch batches from `offset` on; return an answer whose body is frames, perhaps none.
 
         The first frame contains the record at `offset`, or the first one after damaged records that are left
-        out (`skipped_end`). With a ``tag`` it is the first that may have a record with the tag. The least
-        busy replica is asked that has all that this client has seen of the partition, and all before
-        `at_least`.
+        out (`skipped_end`). With a ``tag`` it is the first that may have a record with the tag. The request
+        goes to the least busy replica. A replica answers only once it has all records that this client has
+        seen, and all before `at_least`.
 
         With `from_leader` only the leader is asked, and `offset` may also be a text for `start_query`. With
         `only` no replica is asked but the one with this number, as `readers` counts them. `wait_ms` is how
-        long the replica waits for records if it has none yet. `narrowed` has further parameters of the
-        request: ``to``, ``tag``, ``fields``, ``on_damage``.
+        long the replica waits for records if it has none yet. `narrowed` has further query parameters that
+        reduce the answer: ``to``, ``tag``, ``fields``, ``on_damage``.
 
         Raises:
             OffsetExpired: the record at `offset` was trimmed.
@@ -460,7 +461,7 @@ class Session:
         patience_s: float | None = None,
         timeout_s: float | None = None,
     ) -> int:
-        """Return the leader's offset for `at`: ``earliest``, ``latest`` or epoch milliseconds as text.
+        """Ask the leader for the offset at `at`: ``earliest``, ``latest`` or epoch milliseconds as text.
 
         If no leader answers within `patience_s` (`leader_patience_s` if left out), the answer of the replica
         with the largest committed end is returned, unless `leader_only`. So committed records can be read
@@ -499,7 +500,7 @@ class Session:
     ) -> int | None:
         """Return the offset that the replica with the largest committed end reports.
 
-        None if no replica answers, or if there is a leader by now.
+        Return None if no replica answers, or if there is a leader by now.
         """
         left_s = max(0.0, deadline - time.monotonic())
         places = await self.map_by_others(topic, avoid=(), wait_ms=MAP_WAIT_MS, timeout_s=left_s)
@@ -536,9 +537,9 @@ class Session:
     # -- appends -------------------------------------------------------------------------------
 
     async def leader_connection(self, topic: str, partition: int) -> str:
-        """Return the URL to append to; the pool has an open shared connection to it.
+        """Open a connection for appends to a partition, shared in the pool; return the URL of the node.
 
-        It is the leader's URL, or while no leader is known that of a replica or of any node.
+        It is the leader; while no leader is known, a replica or any node, which redirects to the leader.
 
         Raises:
             ConnectionFailed: (`sent` is false) the connection could not be opened.

@@ -1,4 +1,4 @@
-"""The shards behind the shared ports of nodes, for a client that can reach no other port.
+"""How to reach a given shard of a node through the node's shared port, if a client can reach no other.
 
 Nodes report the URLs of their shards' own ports. `SharedPorts` looks such a URL up in the answer of
 `/v1/cluster`, and finds the node's shared port and the number of the shard. The pool then connects to the
@@ -17,7 +17,7 @@ LOOK_AGAIN_MS = 1_000
 
 @dataclass(frozen=True, slots=True)
 class ShardPlace:
-    """The shard with the number `shard`, of `shards`, that is reached through a node's shared port, `url`."""
+    """Where a shard is: it has number `shard` of `shards`, behind the shared port of a node at `url`."""
 
     url: str
     shard: int
@@ -25,7 +25,7 @@ class ShardPlace:
 
 
 class SharedPorts:
-    """The places of shards by the URL of their own port; requested from a node for the first unknown URL.
+    """A table from the URL of a shard's own port to its `ShardPlace`; requested at the first unknown URL.
 
     `nodes` are URLs of shared ports to begin with; any shard may answer there. `ask` sends ``GET
     /v1/cluster`` to one of them; it raises `ConnectionFailed` without an answer.

@@ -1,4 +1,4 @@
-"""Read a token from its file, and check its form."""
+"""Read a client's token from a file, and check its form."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FileIdentity: TypeAlias = tuple[int, int, int]
 
 
 def identity_of(file: str) -> FileIdentity:
-    """Return the file's identity. Raises OSError if it is missing."""
+    """Return what changes when the file is replaced or written. Raises OSError if it is missing."""
     found = os.stat(file)
     return found.st_ino, found.st_mtime_ns, found.st_size
 
@@ -22,7 +22,7 @@ def read_token(file: str) -> tuple[str, FileIdentity]:
     """Return the token in `file`, and the identity of the file.
 
     Raises:
-        ConfigError: it cannot be read, or holds no token.
+        ConfigError: the file cannot be read, or contains no token.
     """
     try:
         identity = identity_of(file)  # before the content: a change in between is seen at the next look
@@ -38,7 +38,7 @@ def read_token(file: str) -> tuple[str, FileIdentity]:
 
 
 def check_token(token: str, origin: str) -> None:
-    """Raise `ConfigError`, which does not contain the token, for a text that cannot be one."""
+    """Raise `ConfigError` if `token` cannot be a token. The error names `origin`, and not the text."""
     if not token or not token.isascii() or not token.isprintable() or " " in token:
         raise ConfigError(
             f"{origin} has no token: a token is text in ASCII, without spaces and line breaks",

@@ -65,9 +65,10 @@ class Place:
 class Places:
     """The group's cursor in all partitions, as the cluster described it.
 
-    `numbers` are the partitions, empty if there is no such cursor. `ends` are the final ends of those that
-    take no more records, and `waits_for` those that may not be read yet, as the cursor has not reached the
-    ends of partitions before them.
+    `places` has the entry of each partition that has one. `numbers` are all partitions of the topic; it is
+    empty if there is no such cursor. `ends` has the final end offsets of partitions that take no more
+    records. `waits_for` are partitions that may not be read yet, because the cursor has not reached the ends
+    of those that they replaced.
     """
 
     places: Mapping[int, Place] = field(default_factory=dict)
@@ -85,7 +86,7 @@ class Places:
         return end is not None and position is not None and position >= end
 
     def readable(self, partitions: Iterable[int]) -> frozenset[int]:
-        """Return those of these partitions that a member may read: not drained, waiting or rewound."""
+        """Return those of `partitions` that a member may read: not finished, waiting or being rewound."""
         return frozenset(
             each
             for each in partitions

@@ -3,15 +3,15 @@
 A *lane* is the batches that a producer numbers for one partition. When a change of the topic's route ends
 partitions, their lanes end (docs/routes.md, rule `resolve`):
 
-1. What was sent to an ended partition, and has no answer that is final, is sent to it again, until each batch
-   has its receipt or is certainly not there. Sent to another partition it could be in both.
-2. When that is so in all ended partitions of a change, what they did not take is cut again by the new
-   route, in order of sending, and ahead of newer records. Until then nothing is sent to the partitions that
-   follow: a record could come before an earlier one of its key.
-3. If the change has weak order, each batch is cut again by itself, and newer records need not wait.
+1. A batch that was sent to an ended partition and has no final answer is sent to it again, until the batch
+   has its receipt or is certainly not there. If it were sent to another partition, it could be in both.
+2. Once that holds for all ended partitions of a change, the records that they did not take are divided into
+   new batches by the new route, in order of sending, ahead of newer records. Until then nothing is sent to
+   the successors: a record could come before an earlier one of its key.
+3. If the change has weak order, each batch is divided by itself, and newer records need not wait.
 
-A producer that is several changes behind goes to the newest route at once. It has sent nothing to the
-partitions between, so only the ranges of its own route and of the newest one count.
+A producer that is several changes behind adopts the newest route at once. It has sent nothing to the
+partitions between, so only the key ranges of its own route and of the newest one matter.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from laminar.wire.key_route import Route
 
 @dataclass(slots=True, eq=False)
 class LaneChange:
-    """One change of the route, as a producer sees it: the queues that ended, and those that follow them.
+    """One change of the route, as a producer sees it: queues that ended, and queues that replace them.
 
-    With `strict` the queues that follow send nothing until all ended ones are resolved. `made` is true once
-    the records of the ended ones are moved to them.
+    `inputs` are the ended queues, `outputs` their successors by partition. With `strict` the outputs send
+    nothing until all inputs are resolved. `made` is true once the records left in the inputs are moved.
     """
 
     inputs: list[PartitionQueue]
@@ -41,19 +41,19 @@ class LaneChange:
 
     @property
     def resolved(self) -> bool:
-        """Whether no batch of an ended queue is in doubt any more."""
+        """Whether it is certain of each batch of the ended queues whether its partition has it."""
         return all(queue.resolved for queue in self.inputs)
 
     def next_output(self) -> PartitionQueue:
-        """Return the queue for the next batch of records without a key: each in its turn."""
+        """Return the output for the next batch of records without a key: the outputs take turns."""
         self.spread += 1
         return self.outputs[list(self.outputs)[self.spread % len(self.outputs)]]
 
 
 def overlaps(before: Route, after: Route) -> list[tuple[list[int], list[int]]]:
-    """Return the partitions that only `before` has, with those that only `after` has over the same range.
+    """Return pairs of partitions: those that `after` lacks, and those that replaced them over the same keys.
 
-    Each pair is as small as it can be: it begins and ends where both routes have a bound.
+    Each pair is as small as possible: it begins and ends where both routes have a bound.
     """
     ended = [(held.start, held.stop, number) for number, held in before.ranges().items()]
     begun = [(held.start, held.stop, number) for number, held in after.ranges().items()]
@@ -77,7 +77,7 @@ def overlaps(before: Route, after: Route) -> list[tuple[list[int], list[int]]]:
 
 
 class Cutter:
-    """A builder of batches for several queues from records of other queues. `batches` has them by queue."""
+    """A builder of new batches for several queues, from records of other queues; `batches` is by queue."""
 
     def __init__(self, *, batch_bytes: int, max_records: int) -> None:
         self.batches: dict[PartitionQueue, list[Pending]] = {}
@@ -85,7 +85,7 @@ class Cutter:
         self._max_records = max_records
 
     def put(self, source: Pending, position: int, queue: PartitionQueue) -> tuple[Pending, int]:
-        """Copy a record of `source` to the last batch for `queue`, or to a new one; return its place."""
+        """Copy a record of `source` to the last batch for `queue` or a new one; return batch and position."""
         key = source.keys[position]
         size_bytes = len(source.values[position]) + RECORD_OVERHEAD_BYTES + len(key or b"")
         made = self.batches.setdefault(queue, [])
@@ -133,8 +133,8 @@ def copy_record(source: Pending, position: int, pending: Pending) -> int:
 def in_order(batches: Sequence[Pending]) -> list[tuple[Pending, int]]:
     """Return the records of batches of several queues in order of sending: by number if they have numbers.
 
-    The last number in a partition says that all lower ones of its range are there, so in a partition that
-    takes over several the records of these are mixed.
+    Numbers in a partition must rise: a later run takes the last one as the progress of that partition. So the
+    records of several queues are merged by number, not put one queue after the other.
     """
     records = [(pending, position) for pending in batches for position in range(len(pending.values))]
     if any(pending.numbers is not None for pending in batches):

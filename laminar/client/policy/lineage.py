@@ -1,7 +1,8 @@
-"""The lineage of a topic's partitions: which replaced which. From ``GET /v1/topics/{t}/routes``.
+"""The lineage of a topic's partitions: which replaced which, from ``GET /v1/topics/{t}/routes``.
 
-A *change* of a topic's route ends its *inputs*, and its *outputs* follow over the same keys. The *ancestors*
-of a partition are its inputs, and theirs. Only changes that are done are listed here.
+A topic's *route* says which partition takes which keys. A *change* of the route (a split, merge or move) ends
+some partitions, its *inputs*, and new ones, its *outputs*, take the same keys. The *ancestors* of a partition
+are the inputs of the change that made it, their inputs, and so on. Only completed changes are listed here.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from laminar.wire.key_route import Route
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """A partition that a change ended: its logical partitions, and its final end offset.
+    """A partition that a change ended.
 
-    A `reclaimed` one was deleted with its records.
+    `held` is its range of logical partitions (hashes of keys); `end` is its final end offset. If `reclaimed`
+    is true, the partition was deleted with its records.
     """
 
     partition: int
@@ -28,7 +30,10 @@ class Input:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A change of a route that is done. If it is `strict`, keys keep their order over it."""
+    """A completed change of a route. If it is `strict`, the records of each key keep their order over it.
+
+    `version` is that of the new route; `outputs` has by partition its range of logical partitions.
+    """
 
     version: int
     strict: bool
@@ -38,7 +43,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Lineage:
-    """A topic's present route, and the changes that made it, oldest first."""
+    """A topic's present route, and the changes that led to it, oldest first."""
 
     route: Route
     changes: tuple[Change, ...] = ()
@@ -52,17 +57,19 @@ class Lineage:
 
     @classmethod
     def from_answer(cls, answer: Mapping[str, Any]) -> Lineage:
-        """Return the lineage in an answer; an answer of an older program lists no changes.
+        """Return the lineage in an answer of ``GET /v1/topics/{t}/routes``.
+
+        The answer of a node of an older version lists no changes; then `changes` is empty.
 
         Raises:
-            ValueError: it is no route that this program can read.
+            ValueError: a route in the answer is malformed or of a kind that this version cannot read.
         """
         route = Route.from_answer(max(answer["routes"], key=lambda each: int(each["version"])))
         return cls(route, tuple(_change(each) for each in answer.get("changes") or ()))
 
     @property
     def partitions(self) -> dict[int, range]:
-        """The logical partitions of each partition that exists, ended ones included."""
+        """The range of logical partitions of each partition that exists, also of ended ones."""
         found = {
             each.partition: each.held
             for change in self.changes
@@ -84,21 +91,21 @@ class Lineage:
         return partition in self.route or partition in self._ends
 
     def origin(self, partition: int) -> Change | None:
-        """Return the change that made a partition; None if its topic's creation did, or it is unknown."""
+        """Return the change that made a partition; None if it is as old as the topic, or not known."""
         return self._origins.get(partition)
 
     def end_of(self, partition: int) -> Input | None:
-        """Return how a partition ended; None if it takes records, or is not known."""
+        """Return a partition's entry as an ended one; None if it still takes records, or is not known."""
         found = self._ends.get(partition)
         return None if found is None else found[1]
 
     def change_after(self, partition: int) -> Change | None:
-        """Return the change that ended a partition; None if it takes records, or is not known."""
+        """Return the change that ended a partition; None if it still takes records, or is not known."""
         found = self._ends.get(partition)
         return None if found is None else found[0]
 
     def inputs_of(self, partition: int) -> list[int]:
-        """Return the partitions that a partition follows, also those that are reclaimed."""
+        """Return the partitions that were replaced by this one, also reclaimed ones; [] if there are none."""
         origin = self.origin(partition)
         return [] if origin is None else [each.partition for each in origin.inputs]
 
@@ -113,10 +120,10 @@ class Lineage:
         return found
 
     def first_places(self, known: Mapping[int, int], at: str) -> dict[int, int | str]:
-        """Return the start of a reader of all keys, by partition: an offset, or `at`.
+        """Return by partition where a reader of all keys starts: an offset, or `at`.
 
-        `known` has the positions that it already has. Successors of a partition in `known` are new to the
-        reader and read from 0; their predecessors were read.
+        `known` has the positions that the reader has already. It reads successors of these partitions from 0,
+        and their ancestors, which it must have read, not at all.
         """
         passed = set().union(*(self.before(number) for number in known))
         places: dict[int, int | str] = {}
@@ -133,9 +140,9 @@ class Lineage:
         return places
 
     def is_strict(self, first: int, end: int, *, after: int) -> bool:
-        """Return whether a change later than route `after` keeps order over these logical partitions.
+        """Return whether a change after route `after` keeps the order of keys in these logical partitions.
 
-        True also if none of them is known.
+        Return True also if no such change is known.
         """
         over = [
             change.strict
@@ -147,7 +154,7 @@ class Lineage:
 
 
 def ranges_of(partitions: Iterable[int], route: Route) -> tuple[int, int]:
-    """Return the first logical partition of these partitions of a route, and the one after the last."""
+    """Return the first logical partition that these partitions of `route` hold, and the last one plus 1."""
     held = route.ranges()
     found = [held[number] for number in partitions]
     return min(each.start for each in found), max(each.stop for each in found)

@@ -1,7 +1,8 @@
 """The queue of one partition's batches: waiting, in flight, or to be sent again. Pure objects, without I/O.
 
-A `Pending` is a batch from its first record to its receipt; a `PartitionQueue` holds them in order. They keep
-the rules at the head of `record_accumulator`. Only its `RecordAccumulator` uses the queues.
+A `Pending` is a batch from its first record to its receipt; a `PartitionQueue` holds those of one partition
+in order. Both follow the rules at the head of `record_accumulator`, whose `RecordAccumulator` is the only
+user of the queues.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ MOST_FLYING = 64
 
 
 def extended(column: list[T | None] | None, before: int, cell: T) -> list[T | None]:
-    """Return `column` with `cell` appended as cell number `before`; missing cells before it become None."""
+    """Append `cell` to a column as cell number `before`, and return the column; None means an empty one.
+
+    Cells that are missing before it become None.
+    """
     if column is None:
         column = []
     column.extend([None] * (before - len(column)))
@@ -31,26 +35,27 @@ def extended(column: list[T | None] | None, before: int, cell: T) -> list[T | No
 
 
 def padded(column: list[T | None] | None, count: int) -> list[T | None] | None:
-    """Return `column` filled with None up to `count` cells; None if no record has a cell."""
+    """Return `column` filled with None up to `count` cells; None for a column that no record uses."""
     if column is not None:
         column.extend([None] * (count - len(column)))
     return column
 
 
 class Pending:
-    """One batch: its records, then its receipt or error.
+    """One batch: its records in columns, then its receipt or error.
 
-    ``values`` and ``keys`` have one element for each record; the other columns are None until a record has
-    such a cell, and may be shorter. `settled` becomes true once, before the callbacks run. `term` is the term
-    of the leader that accepted the batch before it was durable, -1 if none did. `first_number` and
-    `last_number` are the program's own numbers of the first and last record, 0 without numbers; `numbers` has
-    them all. `named` has the positions of the records whose partition the caller named. `order` is the place
-    of the batch in the order of sending. `deadline_ms`, `sequence` and `base_offset` are -1 until they are
-    known. All records of a `delayed` batch have a time of delivery, those of others have none: a leader takes
-    no mixed batch. `scheduled` has the ids in its receipt; it is empty if the times had passed.
+    ``values`` and ``keys`` have one element for each record; the other columns are None until a record uses
+    them, and may be shorter. `settled` becomes true once, before the callbacks run. `term` is the term of the
+    leader that accepted the batch before it was durable, -1 if none did. `numbers` are the program's own
+    numbers of the records of a named producer, `first_number` and `last_number` the first and last of them, 0
+    without numbers. `named` has the positions of records whose partition the caller named. `order` is a
+    number by which batches are sorted in order of sending. `deadline_ms`, `sequence` and `base_offset` are -1
+    until they are known. The records of a `delayed` batch all have delivery times, those of other batches
+    none: a leader accepts no mixed batch. `scheduled` has the ids in the receipt of a delayed batch; it is
+    empty if the times had passed.
 
-    The records of a batch that its partition did not take, because it has ended, are moved to other batches:
-    `parts` says where each one is, and they have the receipts.
+    If a partition has ended without a batch, the batch's records are moved to other batches. `parts` then
+    says for each record in which batch and at which position it is; that batch gets its receipt.
     """
 
     __slots__ = (
@@ -145,7 +150,7 @@ class Pending:
             callback()
 
     def number(self, number: int) -> None:
-        """Note the program's number of the record that was put last."""
+        """Set the program's own number of the record that was added last."""
         if self.numbers is None:
             self.numbers = []
         self.numbers.append(number)
@@ -153,9 +158,9 @@ class Pending:
         self.last_number = number
 
     def move(self, parts: list[tuple[Pending, int]]) -> None:
-        """Hand the records over: `parts` has the batch and the position of each one now.
+        """Note that the records were moved: `parts` has the new batch and position of each record.
 
-        This batch is settled when all of those are. Its own columns are dropped.
+        This batch is settled when all those batches are. Its own columns are dropped.
         """
         self.parts = parts
         self.values, self.keys, self.size_bytes = [], [], 0
@@ -170,7 +175,7 @@ class Pending:
             self.settle()
 
     def settle(self, error: Error | None = None) -> None:
-        """Finish the batch, with `error` or as durable, and run the callbacks."""
+        """Settle the batch, as failed with `error` or as durable, and run the callbacks."""
         assert not self.settled, f"batch {self.sequence} of partition {self.partition} settled twice"
         self.error = error
         self.settled = True
@@ -178,7 +183,7 @@ class Pending:
             callback()
 
     def undelivered(self) -> list[Undelivered]:
-        """Return the records of this failed batch, as `ProduceError` reports them."""
+        """Return the records of this failed batch in the form in which `ProduceError` reports them."""
         assert self.error is not None
         outcome = "unknown" if self.maybe_applied else "not_applied"
         return [
@@ -196,9 +201,9 @@ class PartitionQueue:
     requests have ended; then the batches of `flying` are sent again. `term` is the highest term that an
     answer named.
 
-    A queue that is `ended` sends again what was sent and has no answer that is final, and nothing else: its
-    partition takes no new records, so what it refused (`refuse`) and what was never sent waits to be moved to
-    other queues. A queue that is `gated` sends nothing: it waits for records from ended ones.
+    A queue is `ended` if its partition takes no new records, because other partitions replace it. It only
+    sends batches again that have no final answer; batches that were refused (`refuse`) or never sent wait to
+    be moved to other queues. A queue that is `gated` sends nothing: it waits for records from ended ones.
     """
 
     __slots__ = (
@@ -237,7 +242,7 @@ class PartitionQueue:
         self.error: Error | None = None
 
     def idle(self) -> bool:
-        """Return whether nothing waits and nothing is in flight."""
+        """Return whether the queue has no batch at all, neither waiting nor in flight."""
         return self.open is None and not self.closed and not self.flying
 
     def close_open(self) -> None:
@@ -247,11 +252,10 @@ class PartitionQueue:
             self.open = None
 
     def take(self, *, now_ms: int, window: int, partial_window: int) -> Pending | None:
-        """Return the next batch to send, now in flight; None if none waits, the window is full, or it pauses.
+        """Return the next batch to send, and count it as in flight; None if there is none to send now.
 
-        `window` is the largest number of requests under way. A batch that is not full is sent only while
-        fewer than `partial_window` are under way: meanwhile it takes more records, so that one append serves
-        many.
+        At most `window` requests are under way at a time. A batch that is not full is sent only while fewer
+        than `partial_window` are: until then it collects more records, so that fewer requests are needed.
         """
         if self.recovering and not self._recovered(now_ms=now_ms):
             return None
@@ -285,7 +289,7 @@ class PartitionQueue:
         return pending
 
     def _recovered(self, *, now_ms: int) -> bool:
-        """Return whether the recovery is over; if so, move all batches in flight back to `closed`."""
+        """Return whether sending may begin again after a failure; if so, move `flying` back to `closed`."""
         if self.under_way or now_ms < self.resume_ms:
             return False
         if self.renumber and not self.ended:
@@ -316,7 +320,7 @@ class PartitionQueue:
     def refuse(self, pending: Pending) -> None:
         """Note that the partition has ended without `pending`, as the answer to its request says.
 
-        The batch counts as never sent. The other requests' answers are awaited; batches without a final
+        The batch counts as never sent. The answers to other requests are awaited, and batches without a final
         answer are sent again.
         """
         self.flying.remove(pending)
@@ -327,7 +331,7 @@ class PartitionQueue:
         self.end()
 
     def end(self) -> None:
-        """Note that the partition takes no new records. Idempotent."""
+        """Note that the partition has ended: it takes no new records. Idempotent."""
         if not self.ended:
             self.ended = True
             self.renumber = False
@@ -335,9 +339,9 @@ class PartitionQueue:
 
     @property
     def resolved(self) -> bool:
-        """Whether the partition ended, and no batch is in doubt: each has a receipt, or is surely not there.
+        """Whether the partition has ended, and of each batch it is certain whether the partition has it.
 
-        The remaining batches may then be moved.
+        The remaining batches, which it does not have, may then be moved.
         """
         return (
             self.ended
@@ -375,14 +379,14 @@ class PartitionQueue:
         return found
 
     def put_first(self, batches: list[Pending]) -> list[Pending]:
-        """Put batches before all others, none of which may have been sent; return those others."""
+        """Put batches before all others of the queue and return the others. Only if none of them was sent."""
         assert not self.flying, f"partition {self.partition} has batches in flight"
         newer = self.waiting()
         self.closed.extendleft(reversed(batches))
         return newer
 
     def put_closed(self, batches: list[Pending]) -> list[Pending]:
-        """Put batches after the closed ones; return the open one, which comes after them."""
+        """Put batches after the closed ones; return the open batch, if any, which now comes after them."""
         self.closed.extend(batches)
         return [] if self.open is None else [self.open]
 
@@ -396,7 +400,7 @@ class PartitionQueue:
         return not pending.settled
 
     def accepted(self, pending: Pending, *, term: int) -> None:
-        """Note that the leader of `term` has `pending` in its log; it may be lost with that leader."""
+        """Note that the leader of `term` has `pending` in its log. The batch may still be lost with it."""
         pending.term = term
         pending.maybe_applied = True
         if term < self.term:
@@ -410,9 +414,9 @@ class PartitionQueue:
                 self.hold(until_ms=0)
 
     def durable(self, term: int, committed: int) -> list[Pending]:
-        """Remove and return the batches in flight that are known to be durable, oldest first.
+        """Remove and return the accepted batches that are durable now, oldest first.
 
-        The leader of `term` reported that all before offset `committed` is durable.
+        The leader of `term` reported that all records before offset `committed` are durable.
         """
         found: list[Pending] = []
         while self.flying:
@@ -423,11 +427,11 @@ class PartitionQueue:
         return found
 
     def all_accepted(self) -> bool:
-        """Return whether every batch is durable, or in the log of the leader that accepted it."""
+        """Return whether every batch was at least accepted: it is in the log of some leader."""
         return not (self.under_way or self.closed or self.open is not None or self.recovering)
 
     def first_number(self) -> int:
-        """Return the program's lowest number among the records without a receipt; 0 if there is none."""
+        """Return the lowest number (see `Pending`) of a record without a receipt; 0 if there is none."""
         if self.ended:  # what is in doubt comes after what the partition did not take
             return min((each.first_number for each in self.waiting() if each.first_number), default=0)
         for queue in (self.flying, self.closed):
@@ -441,7 +445,7 @@ class PartitionQueue:
         self.resume_ms = max(self.resume_ms, until_ms)
 
     def waits_since_ms(self) -> int | None:
-        """Return when the oldest request under way was sent; None if none is."""
+        """Return when the oldest request under way was sent (ms); None if none is under way."""
         return min((each.sent_ms for each in self.flying if each.under_way), default=None)
 
     def is_first(self, pending: Pending) -> bool:
@@ -449,7 +453,7 @@ class PartitionQueue:
         return bool(self.flying) and self.flying[0] is pending
 
     def drop(self, pending: Pending) -> None:
-        """Remove a batch that is settled or about to be."""
+        """Remove a batch that is settled, or is about to be settled, from the queue."""
         for queue in (self.flying, self.closed):
             if pending in queue:
                 queue.remove(pending)

@@ -14,13 +14,13 @@ each ended. The clock, the connections and the building of frames belong to `sen
    numbered again from 0 under the next epoch. The server refuses late copies from the old epoch.
    A batch whose outcome is unknown is never numbered again: that could append it twice. Batches of
    a named producer are never numbered again either: its epoch identifies the run of the program.
-4. A batch that was accepted keeps its records here until it is known to be durable: when the
-   leader that accepted it reports, in the same term, a committed end after it. If the term
+4. A batch that was accepted (is in the leader's log, not durable yet) keeps its records here until
+   the leader that accepted it reports, in the same term, a committed end after it. If the term
    changes or the leader is lost before that, the batch is sent again by rule 2.
-5. A batch is delayed or not: where a record with a time of delivery follows one without, or the other way
-   round, the open batch is closed. Delayed batches have sequence numbers like the others.
-6. A partition that has ended refuses what is new as sealed. What then becomes of its batches is said in
-   `lanes`: `sealed` notes such an answer, and `adopt` takes over the route that follows.
+5. All records of a batch have a delivery time, or none has: if the next record differs, the open batch is
+   closed. Delayed batches have sequence numbers like the others.
+6. A partition that has ended (others replace it) refuses new batches as sealed. `lanes` says what becomes
+   of them: `sealed` notes such an answer, and `adopt` takes over the topic's next route.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ MAX_WINDOW = MOST_FLYING
 class RecordAccumulator:
     """All partition queues of a producer. Not thread-safe: a caller with threads holds its own lock.
 
-    `queues` has, by number, the partitions of the topic's `route`. `gone` has the numbers of partitions that
-    take no records any more. New queues begin with `epoch`.
-    `put` is called for each record and does as little as it can. `active` has the queues with batches that
-    have no receipt, `failures` the batches that failed, `sticky` the queue that gets records without a key.
+    `queues` has, by number, the queues of the partitions in the topic's `route`. `gone` has the numbers of
+    partitions that take no records any more. New queues begin with the producer epoch `epoch`. `active` are
+    the queues that have batches without a receipt, `failures` the batches that failed. `sticky` is the queue
+    that gets records without a key at the moment. `put` is called for each record, so it does very little.
     """
 
     __slots__ = (
@@ -160,7 +160,7 @@ class RecordAccumulator:
     ) -> Pending:
         """Add a record to `queue`; return its batch, in which it is the last record.
 
-        `put_with` adds the time of a `delayed` record.
+        `delayed` says that the record has a delivery time, which `put_with` then adds.
 
         Raises:
             Error: the value is larger than a record may be, or the queue has failed for good.
@@ -207,7 +207,7 @@ class RecordAccumulator:
         trace_id: bytes | None = None,
         deliver_at_ms: int | None = None,
     ) -> Pending:
-        """Add a record with a tag, headers, a timestamp, a trace id or a time of delivery; see `put`."""
+        """Add a record that has a tag, headers, a timestamp, a trace id or a delivery time; see `put`."""
         pending = self.put(value, key, queue, delayed=deliver_at_ms is not None)
         if deliver_at_ms is not None:
             pending.delivery_times.append(deliver_at_ms)
@@ -223,11 +223,11 @@ class RecordAccumulator:
         return pending
 
     def checkpoint(self) -> int:
-        """Return the program's number up to which all records are durable; 0 without numbers."""
+        """Return the number of the named producer up to which all records are durable; 0 without numbers."""
         return self.numbers.checkpoint(self.active.values()) if self.numbers is not None else 0
 
     def all_accepted(self) -> bool:
-        """Return whether everything that was put is durable, or in the log of some leader."""
+        """Return whether every record that was put is durable, or at least in the log of some leader."""
         return all(queue.all_accepted() for queue in self.active.values())
 
     def _refuse(self, queue: PartitionQueue, pending: Pending, size_bytes: int) -> None:
@@ -245,7 +245,7 @@ class RecordAccumulator:
         )
 
     def take(self, queue: PartitionQueue, *, now_ms: int) -> Pending | None:
-        """Return the next batch of `queue` to send now, or None."""
+        """Return the next batch to send, numbered and counted as in flight; None if there is none now."""
         pending = queue.take(now_ms=now_ms, window=self._window, partial_window=self._partial_window)
         doubtful, queue.doubtful = queue.doubtful, []
         for each in doubtful:
@@ -272,7 +272,7 @@ class RecordAccumulator:
         synced: bool,
         scheduled: Sequence[str] = (),
     ) -> None:
-        """Settle `pending` with its receipt: it is durable from `base_offset` on.
+        """Settle `pending` with its receipt: it is durable, and its first record has offset `base_offset`.
 
         For a delayed batch, `scheduled` has the ids of its records, which have no offset yet.
         """
@@ -299,7 +299,7 @@ class RecordAccumulator:
     ) -> None:
         """Note that the leader of `term` has `pending` in its log, not durable yet.
 
-        `replicas` and `synced` are those of its receipt, valid once it is durable.
+        `replicas` and `synced` are for its receipt, once the batch is durable.
         """
         if queue.answered(pending):
             pending.base_offset = base_offset
@@ -309,7 +309,7 @@ class RecordAccumulator:
         self._follow(queue)
 
     def learned(self, queue: PartitionQueue, *, term: int, committed: int) -> None:
-        """Settle the batches that are durable: the leader of `term` has committed all before `committed`."""
+        """Settle accepted batches: the leader of `term` has committed all records before `committed`."""
         queue.observe_term(term)
         for pending in queue.durable(term, committed):
             self._settle(pending, None)
@@ -329,9 +329,9 @@ class RecordAccumulator:
 
         If an earlier batch of the queue has no receipt or failed, `pending` only came too early: it is sent
         again after that one. If `pending` is the first without a receipt, the server has forgotten the
-        producer, which idled for days. Then `pending` was not appended, and it begins the next epoch. That is
-        not possible if an earlier attempt may have been applied, or with a named producer: then False is
-        returned. A partition that has ended takes no later one: `pending` is not there.
+        producer, which idled for days. Then `pending` was not appended, and is sent again as the first of the
+        next epoch. That is not possible if an earlier attempt may have been applied, or with a named
+        producer: then False is returned. If the partition has ended, the batch counts as refused by it.
         """
         if queue.ended and not pending.settled:
             if not pending.maybe_applied:
@@ -354,7 +354,7 @@ class RecordAccumulator:
         self.fail(queue, pending, error)
 
     def fail(self, queue: PartitionQueue, pending: Pending, error: Error) -> None:
-        """Fail a batch that is not under way, and what cannot follow it (rule 3)."""
+        """Fail a batch whose request is not under way, and with it those that cannot follow it (rule 3)."""
         if not self._stop_on_failure:
             queue.drop(pending)
             self._settle(pending, error)
@@ -367,7 +367,7 @@ class RecordAccumulator:
         self._follow(queue)
 
     def _stop(self, queue: PartitionQueue, error: Error) -> None:
-        """Fail all batches of the queue, and those that will be put into it."""
+        """Fail all batches of the queue with `error`, and all records that will be put into it."""
         queue.error = error
         failed = queue.waiting()  # `pending` among them, in order of sending
         queue.closed.clear()
@@ -382,7 +382,7 @@ class RecordAccumulator:
     # -- partitions that end -----------------------------------------------------------------------
 
     def sealed(self, queue: PartitionQueue, pending: Pending) -> None:
-        """Note that the partition has ended, and `pending` is not in it and never will be."""
+        """Note that the partition has ended without `pending`, as the answer to its request says."""
         if queue.answered(pending):
             queue.refuse(pending)
         else:
@@ -390,9 +390,9 @@ class RecordAccumulator:
         self._follow(queue)
 
     def adopt(self, lineage: Lineage) -> None:
-        """Adopt a newer route: queues of partitions that it does not have end, and new ones begin.
+        """Adopt the route of `lineage` if it is newer: queues of partitions that it lacks end.
 
-        An older route changes nothing.
+        New queues begin for the partitions that replace them. An older route changes nothing.
         """
         route = lineage.route
         if route.version <= self.route.version:
@@ -427,13 +427,16 @@ class RecordAccumulator:
             self._make(change)
 
     def _follow(self, queue: PartitionQueue) -> None:
-        """Go on with the change that follows an ended queue, if its time has come."""
+        """Move the records of an ended queue by the change that ended it, as far as is possible now."""
         change = self._follows.get(queue.partition)
         if change is not None:
             self._make(change)
 
     def _make(self, change: LaneChange) -> None:
-        """Move what the ended queues hold, if no batch of them is in doubt; with weak order what is not."""
+        """Move the records left in the ended queues of a change to its outputs, as far as is possible now.
+
+        With strict order that is only once no batch of them is in doubt; with weak order, all that are not.
+        """
         if change.made or not (change.strict or change.resolved):
             # Weak order: what was in doubt before an earlier change may come here later.
             for queue in change.inputs:
@@ -458,7 +461,7 @@ class RecordAccumulator:
             self._follow(queue)
 
     def _move(self, sources: list[Pending], change: LaneChange) -> None:
-        """Cut the records of these batches again, ahead of newer ones of the outputs of the change."""
+        """Divide the records of these batches into new batches of the outputs, ahead of newer records."""
         if not sources:
             return
         cutter = Cutter(batch_bytes=self._batch_bytes, max_records=self._max_records)
@@ -513,8 +516,8 @@ class RecordAccumulator:
     def silent(self, *, now_ms: int, patience_ms: int) -> tuple[list[PartitionQueue], int | None]:
         """Return the queues whose oldest request has had no answer for `patience_ms`.
 
-        The second value is when the next queue will be one of them, in ms of the same clock as `now_ms`; None
-        if no other queue has a request under way.
+        The second value is the time (of the clock of `now_ms`) at which the next queue will be one of them;
+        None if no other queue has a request under way.
         """
         found: list[PartitionQueue] = []
         next_ms: int | None = None
@@ -530,13 +533,13 @@ class RecordAccumulator:
         return found, next_ms
 
     def next_resume_ms(self) -> int | None:
-        """Return when the first paused queue may send again, in ms; None if none waits for a time."""
+        """Return the time (ms) at which the first paused queue may send again; None if none is paused."""
         held = [queue.resume_ms for queue in self.active.values() if queue.recovering and not queue.under_way]
         return min(held, default=None)
 
 
 def sealed_error(partition: int, version: int) -> Sealed:
-    """Return the error for records whose partition the caller named, and that has ended."""
+    """Return the error for records that name a `partition` that has ended; `version` is the new route's."""
     return Sealed(
         f"partition {partition} has ended, and accepts no more records: other partitions replace it",
         code="sealed",

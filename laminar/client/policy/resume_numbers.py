@@ -24,9 +24,10 @@ MAX_NUMBER = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """The progress of a producer's earlier runs in one partition: up to number `checkpoint`, 0 for none.
+    """The progress of a producer's earlier runs in one partition: `checkpoint` is the last number there.
 
-    `held` are the partition's logical partitions, `inputs` the partitions that it follows.
+    It is 0 if there is none. `held` is the partition's range of logical partitions (hashes of keys); `inputs`
+    are the partitions that it replaced.
     """
 
     checkpoint: int
@@ -35,11 +36,12 @@ class Reached:
 
 
 class Numbers:
-    """The numbers of one named producer.
+    """The numbers of one named producer's records: which are durable, and which this run has sent.
 
-    `floor` is the number up to which everything was durable when this run began. `created_with` is the number
-    of the topic's partitions at its creation, from which a record's place follows. `learn` says how far the
-    earlier runs came in each partition, also in those that have ended.
+    `floor` is the number up to which all records were durable when this run began. `created_with` is the
+    number of the topic's partitions at its creation; the logical partition of a record without a key follows
+    from it and the record's number. Call `learn` with the progress of earlier runs in each partition, also in
+    those that have ended.
     """
 
     __slots__ = (
@@ -73,7 +75,7 @@ class Numbers:
 
     @property
     def reached(self) -> int:
-        """The highest number that any partition had when this run began there."""
+        """The highest number that an earlier run made durable in any partition."""
         return self._highest
 
     @property
@@ -82,7 +84,7 @@ class Numbers:
         return frozenset(self._reached)
 
     def check(self, number: int) -> None:
-        """Raise ConfigError if `number` may not be the next record's."""
+        """Raise ConfigError unless `number` is higher than that of the record before."""
         if self.plain:
             raise _refused("records with and without numbers are not mixed", number, "none")
         if not self._used < number <= MAX_NUMBER:
@@ -94,7 +96,7 @@ class Numbers:
         self.last = max(self.last, number)
 
     def check_none(self) -> None:
-        """Raise ConfigError for a record without a number if others have had one; note that none has."""
+        """Note a record without a number. Raise ConfigError if earlier ones had numbers."""
         if self._used:
             raise _refused("records with and without numbers are not mixed", None, f"above {self._used}")
         self.plain = True
@@ -102,9 +104,9 @@ class Numbers:
     def is_there(self, number: int, logical: int) -> bool:
         """Return whether an earlier run made the record with this number durable.
 
-        `logical` is its logical partition. In each partition the numbers rise, and what follows a partition
-        begins with the lowest that this does not have. So all that are not above a checkpoint are in that
-        partition, or in one that held the place before.
+        `logical` is the record's logical partition. In each partition the numbers rise, and the successors of
+        a partition begin with the lowest number that it does not have. So every number up to the highest
+        checkpoint over `logical` is durable in one of the partitions that held it.
         """
         if number > self._highest:
             return False
@@ -115,10 +117,10 @@ class Numbers:
         return number <= max(self.resumed_at, known)
 
     def is_there_in(self, number: int, partition: int) -> bool:
-        """Return whether an earlier run made this record durable, whose partition the program named.
+        """Return whether an earlier run made the record durable that the program sends to `partition`.
 
-        Where several partitions were merged, it may have been for any of them, so all must have the number: a
-        record is rather appended twice than lost.
+        If that partition replaced several, the record may have been sent to any of them; so all must have the
+        number: better to append a record twice than to lose it.
         """
         if number <= self.resumed_at:
             return True
@@ -135,7 +137,7 @@ class Numbers:
             self._lost = min(self._lost or first_number, first_number)
 
     def checkpoint(self, queues: Iterable[PartitionQueue]) -> int:
-        """Return the highest number up to which all records are durable.
+        """Return the checkpoint of this run: the number up to which all records are durable.
 
         `queues` are the queues that have batches without a receipt.
         """

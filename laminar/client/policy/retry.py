@@ -1,4 +1,4 @@
-"""The decision what to do after an answer or a lost connection, as pure functions.
+"""The decision what a client does after an answer or a lost connection: retry, redirect or fail.
 
 Given the status and the code of an answer, or the loss of a connection, and whether the request may be
 repeated, `judge_answer` and `judge_loss` return the next step. They know no socket, clock or topic. `Backoff`
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 
 class Step(enum.Enum):
-    """Next step of a request."""
+    """The next step of a request after an answer or a lost connection."""
 
     DONE = "done"
     FOLLOW = "follow"  # at once, to `Verdict.location`
@@ -71,7 +71,7 @@ def judge_answer(
     redirects: int = 0,
     outcome: str | None = None,
 ) -> Verdict:
-    """Return the next step after an answer; `redirects` is the number of redirects in a row before it.
+    """Return the next step after an answer; `redirects` is the number of redirects directly before it.
 
     `repeatable` is true if a second application changes nothing: reads, PUTs, appends with a sequence number.
     `outcome` is the member of that name in the problem document. An unknown status is FAIL.
@@ -104,7 +104,7 @@ def judge_answer(
 
 
 def judge_loss(*, sent: bool, repeatable: bool) -> Verdict:
-    """Return whether to retry or to fail after a failed connection.
+    """Return the next step after a failed connection: to retry or to fail.
 
     `sent` says that the request may have arrived; it is then retried only if it is `repeatable`.
     """
@@ -128,7 +128,7 @@ class Backoff:
     attempts: int = 0
 
     def next_ms(self) -> int:
-        """Return the pause before the next attempt, in ms, and count the attempt."""
+        """Return the pause in ms before the next attempt, which is counted: the pause after it is longer."""
         # The exponent is bounded before the power is taken: attempts may run into thousands.
         full_ms = min(self.ceiling_ms, self.first_ms << min(self.attempts, 16))
         self.attempts += 1
@@ -140,11 +140,11 @@ class Backoff:
 
 
 class StepTimeout:
-    """The time-out of a step that is tried until it succeeds: `seconds` for the next try.
+    """An adaptive time-out for a step that is repeated until it succeeds: `seconds` for the next attempt.
 
-    It doubles when a try takes all of it, up to `most_s`. Otherwise a cluster that needs longer than that
-    would carry out each try, and no answer would come in time. After a success it halves, but stays above
-    four times what the try took, and above `least_s`.
+    It doubles, up to `most_s`, when an attempt uses all of it: with a fixed time-out a slow cluster would
+    carry out every attempt, and answer none in time. After a success it halves, but not below four times the
+    duration of that attempt, nor below `least_s`.
     """
 
     def __init__(self, *, least_s: float, most_s: float) -> None:
@@ -155,11 +155,11 @@ class StepTimeout:
         self._most_s = most_s
 
     def succeeded(self, took_s: float) -> None:
-        """Count a try that got its answer after `took_s` seconds."""
+        """Adapt the time-out to an attempt that got its answer after `took_s` seconds."""
         self.took_s = took_s
         self.seconds = min(max(self._least_s, self.seconds / 2, 4 * took_s), self._most_s)
 
     def failed(self, took_s: float, timeout_s: float) -> None:
-        """Count a try that failed after `took_s` seconds, and had `timeout_s`; not one that failed early."""
+        """Adapt the time-out to an attempt that failed after `took_s` of its `timeout_s` seconds."""
         if took_s >= timeout_s / 2:
             self.seconds = min(max(self.seconds, 2 * timeout_s), self._most_s)

@@ -25,7 +25,7 @@ class Replica:
 
 @dataclass(slots=True)
 class Place:
-    """Replicas of one partition. ``leader`` is a URL, or None while no leader is known."""
+    """The replicas of one partition; ``leader`` is the URL of the leader, None while it is not known."""
 
     replicas: tuple[Replica, ...] = ()
     leader: str | None = None
@@ -36,10 +36,10 @@ MAP_AGE_MS = 10_000
 
 @dataclass(slots=True)
 class TopicMap:
-    """The places of all partitions of a topic by number, as last received; the numbers may have gaps.
+    """The leaders and replicas of all partitions of a topic, as last received; numbers may have gaps.
 
-    `route` says which of them take records, and `created_with` how many there were at the topic's creation.
-    `stale` says that the places proved wrong.
+    `route` says which partitions take which keys, `created_with` how many there were at the topic's creation.
+    `stale` is true if the map proved wrong, so that it is to be requested again.
     """
 
     route: Route
@@ -50,10 +50,10 @@ class TopicMap:
 
     @classmethod
     def from_answer(cls, answer: Mapping[str, Any], *, now_ms: int) -> TopicMap:
-        """Make the map from the answer of ``GET /v1/topics/{t}/partitions``.
+        """Return the map in an answer of ``GET /v1/topics/{t}/partitions``.
 
-        The leader's URL is that of the shard that owns the replica, if the answer has it. The node's shared
-        port could lead to any of its shards.
+        As leader it has the URL of the shard that owns the replica, if the answer names it, else that of the
+        node, which may lead to any shard.
         """
         places: dict[int, Place] = {}
         for row in sorted(answer["partitions"], key=lambda row: int(row["partition"])):
@@ -101,7 +101,7 @@ class TopicMap:
         self.stale = True
 
     def forget_leaders(self, urls: Callable[[str], bool]) -> bool:
-        """Forget the leaders whose URLs `urls` is true of; return whether there was one."""
+        """Forget each leader for whose URL `urls` returns true; return whether there was one."""
         found = [each for each in self.places.values() if each.leader is not None and urls(each.leader)]
         for place in found:
             place.leader = None
@@ -118,7 +118,7 @@ class TopicMap:
         return sorted(replica.url for replica in replicas if replica.node not in nodes)
 
     def replicas(self, partition: int) -> tuple[Replica, ...]:
-        """Return the partition's replicas."""
+        """Return the partition's replicas; () if the map does not have the partition."""
         return self.places[partition].replicas if partition in self.places else ()
 
 
@@ -126,14 +126,14 @@ def newest_route(answer: Mapping[str, Any]) -> Route:
     """Return the present route of a topic from the answer of ``GET /v1/topics/{t}/routes``.
 
     Raises:
-        ValueError: it is no route that this program can read.
+        ValueError: the route is malformed, or of a kind that this version cannot read.
     """
     return Route.from_answer(max(answer["routes"], key=lambda each: int(each["version"])))
 
 
 @dataclass(slots=True)
 class Load:
-    """The state of one endpoint. ``latency_us`` is a moving mean, 0 while unknown.
+    """Counts of the requests to one URL; ``latency_us`` is a moving mean, 0 while unknown.
 
     ``avoided_until_ms`` is the time until which other endpoints are preferred, because this one failed.
     """
@@ -195,7 +195,7 @@ class Balancer:
         load.requests += 1
 
     def finished(self, url: str, *, latency_us: float | None) -> None:
-        """Count an answer of `url`. A `latency_us` of None is not measured, as after a long poll."""
+        """Count an answer of `url`. After a long poll `latency_us` is None: it was not measured."""
         load = self.loads[url]
         assert load.outstanding > 0, f"{url} finished more often than it started"
         load.outstanding -= 1
@@ -224,8 +224,8 @@ def readers(
     """Return the URLs that may answer a read: the leader's, or those of all reachable replicas.
 
     If no replica is reachable, all of them are returned. With `only` it is the replica of that number, from
-    0, in the order of the nodes' names; none if there are fewer. Replicas that lag are not left out: under
-    load almost all lag a little, and a replica that is behind ``min_offset`` does not answer.
+    0, in the order of the nodes' names; none if there are fewer. Replicas that lag are included: under load
+    almost all lag a little, and a replica that lacks the requested ``min_offset`` refuses the read itself.
     """
     if only is not None:
         by_node = sorted(replicas, key=lambda replica: replica.node)
@@ -250,7 +250,7 @@ class SessionOffsets:
         self._next: dict[tuple[str, int], int] = {}
 
     def advance(self, topic: str, partition: int, next_offset: int) -> None:
-        """Note that the partition was seen up to before `next_offset`."""
+        """Note that this client has seen a record before `next_offset`, or has appended it."""
         key = (topic, partition)
         if next_offset > self._next.get(key, 0):
             self._next[key] = next_offset

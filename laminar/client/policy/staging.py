@@ -1,6 +1,8 @@
 """The stages that one writer makes for a batch of a sink, as a pure object: records in, numbered stages out.
 
-Records are gathered by partition. `take` returns the stage to send next, `staged` notes that it is durable.
+A *stage* is a batch of records for one partition, which the partition stores but does not show before the
+sink's batch is committed. Records are gathered by partition. `take` returns the stage to send next, `staged`
+notes that it is durable.
 `stage_sender.py` sends the stages and repeats failed requests. The program that commits the batch decides
 which stages become visible.
 
@@ -8,12 +10,12 @@ which stages become visible.
    which its records were put, so in each partition a commit publishes the records in that order.
 2. The numbers begin at a random value, so that writers of the same batch do not use the same
    numbers: the tasks of a job, a second attempt at one of them, a block that was tried again. A
-   commit names the stages of the writers that count; all others are dropped.
+   commit names the stages that it publishes; all others are dropped.
 3. A full stage is sent at once. Others are sent at the end, or while the buffer is full, the
    largest first.
-4. When a partition has ended, no further stage of its topic is sent until all that are under way are
-   answered. Then what the ended partitions did not take is cut again by the next route, in order, with new
-   and so higher numbers (`refused`, `renew`).
+4. When a partition has ended (was replaced by others), no further stage of its topic is sent until all that
+   are under way are answered. Then the records that the ended partitions did not take are divided by the next
+   route into new stages, in order, with higher numbers (`refused`, `renew`).
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ MAX_RECORDS = 65_536
 
 
 class Row(NamedTuple):
-    """A record that is to be staged."""
+    """A record to be staged; `partition` is the one that the caller named, None if by key."""
 
     value: bytes
     key: bytes | None
@@ -50,7 +52,7 @@ class Row(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """Bytes that the record takes in a batch."""
+        """The bytes that the record takes in a stage, about."""
         return len(self.value) + len(self.key or b"") + RECORD_OVERHEAD_BYTES
 
 
@@ -75,7 +77,7 @@ class _Topic:
 
 
 class Stages:
-    """The stages of one writer for one batch: open, ready to be sent, and staged.
+    """The stages of one writer for one batch of a sink: open (filling), ready to be sent, and staged.
 
     Not thread-safe: a caller with several threads needs a lock. `first_stage` is a random number from 0 to
     `MAX_FIRST_STAGE`. When `buffer_bytes` are gathered and not staged yet, stages that are not full are sent
@@ -102,7 +104,7 @@ class Stages:
     # -- records in --------------------------------------------------------------------------
 
     def put(self, topic: str, row: Row) -> bool:
-        """Gather a record; return whether a stage may be ready for `take`, or a topic is new to `know`.
+        """Add a record; return whether to call `take` (a stage may be ready) or `know` (the topic is new).
 
         Raises:
             Error: the value is too large, or the writer has used up its stage numbers.
@@ -122,7 +124,7 @@ class Stages:
         return bool(self._ready) or self.buffered_bytes >= self.buffer_bytes
 
     def ack(self, topic: str, partition: int, channel: str, token: str) -> None:
-        """Note a job that the batch acknowledges. Raises `Error` beyond the limit of one batch."""
+        """Add a job that the batch acknowledges. Raises `Error` if they are more than a batch may have."""
         if self.acks >= MAX_ACKS:
             raise Error(
                 f"a batch acknowledges at most {MAX_ACKS} jobs",
@@ -137,17 +139,17 @@ class Stages:
         self._acks.setdefault((topic, partition), {}).setdefault(channel, []).append(token)
 
     def unknown(self) -> list[str]:
-        """Return the topics whose routes are not known yet: the caller finds them and calls `know`."""
+        """Return the topics whose routes are not known yet: the caller requests each and calls `know`."""
         return [topic for topic, place in self._topics.items() if place.route is None]
 
     def route_version(self, topic: str) -> int:
-        """Return the version of the route by which a topic's records were placed, once it is known."""
+        """Return the version of a topic's route, by which its records are divided. It must be known."""
         route = self._topics[topic].route
         assert route is not None
         return route.version
 
     def know(self, topic: str, route: Route) -> None:
-        """Set a topic's route, and gather its waiting records. Raises as `put` does."""
+        """Set a topic's route, and divide its waiting records by it. Raises the errors of `put`."""
         place = self._topics.setdefault(topic, _Topic())
         place.route = route
         place.sticky = route.numbers[self._spread % len(route)]
@@ -218,7 +220,7 @@ class Stages:
             place.sticky = place.route.after(place.sticky)
 
     def close_all(self) -> None:
-        """Close all open stages, when no more records will be put."""
+        """Close all open stages. Call it when no more records will be put."""
         self._closing = True
         for topic, place in self._topics.items():
             for pending in list(place.open.values()):
@@ -265,7 +267,7 @@ class Stages:
         return place is not None and bool(place.refused) and not place.under_way
 
     def renew(self, topic: str, route: Route) -> None:
-        """Use a newer route, or the same one again, and cut the refused records again by it.
+        """Use `route` from now on, and divide the refused records and those of ended partitions by it.
 
         Raises:
             Sealed: the caller named a partition that has ended.
@@ -314,7 +316,7 @@ class Stages:
 
 
 def _rows_of(pending: Pending) -> list[Row]:
-    """Return the records of a stage as they were put."""
+    """Return the records of a stage, as they were given to `put`."""
     count = len(pending.values)
     none = [None] * count
     tags, headers = padded(pending.tags, count) or none, padded(pending.headers, count) or none
@@ -330,7 +332,7 @@ def _rows_of(pending: Pending) -> list[Row]:
 
 
 def joined(stages: Iterable[Staged], *, sink: str, number: int, epoch: int) -> list[StagedPart]:
-    """Join what several writers staged to the parts of one commit, one part for each partition.
+    """Join the results of several writers into the parts of one commit, one for each partition.
 
     Raises:
         ConfigError: an element was staged for another sink, number or epoch, or a stage is given twice.
@@ -370,7 +372,7 @@ def joined(stages: Iterable[Staged], *, sink: str, number: int, epoch: int) -> l
 def _parts(
     stages: Mapping[tuple[str, int], list[int]], acks: Mapping[tuple[str, int], dict[str, list[str]]]
 ) -> tuple[StagedPart, ...]:
-    """Return a part for each partition that has stages, or jobs to acknowledge."""
+    """Return one part for each partition that has stages, or jobs to acknowledge, in order."""
     return tuple(
         StagedPart(
             topic,
@@ -387,15 +389,15 @@ def _parts(
 
 @dataclass(slots=True)
 class Epoch:
-    """A client's state of its own epoch of one sink.
+    """What a client knows of its own epoch of one sink: the number by which later writers replace it.
 
-    `number` is 0 before the client began the sink; `committed` is the last committed batch, -1 before the
-    first.
+    `number` is 0 before the client began an epoch; `committed` is the number of the last committed batch, -1
+    before the first; `newer` is the epoch of a client that took over.
 
-    A client that was fenced stays fenced: it takes a new epoch only when the program calls `begin`. A client
-    whose commit failed (`doubtful`) begins again by itself, unless another client began meanwhile. For stages
-    that the failed commit has prepared stay prepared until a newer epoch begins, and prevent that the batch
-    is staged again; after that the failed commit cannot be decided any more.
+    A client that was fenced (replaced) stays fenced: it begins a new epoch only when the program calls
+    `begin`. A client whose commit failed (`doubtful`) begins a new epoch by itself, unless another client did
+    meanwhile. The reason: stages that the failed commit has prepared stay prepared until a newer epoch
+    begins, and the batch cannot be staged again; after that the failed commit cannot succeed any more.
     """
 
     number: int = 0

@@ -1,9 +1,9 @@
-"""The proof of a datagram's sender: the cluster's secret, or a key of the client's credential.
+"""The authentication of a client's datagrams: by the cluster's secret, or by a key for the client's token.
 
-A cluster that asks for tokens gives a client, over HTTP and once it has shown its token, a key for datagrams.
-With it the client needs no secret of the cluster, and may append what its grants permit. Such a datagram says
-the minute by the cluster's clock, so that a copy of it is of no use for long. This client counts the minutes
-from the one that came with the key; where a node's clock differs, the node says so.
+A cluster that requires tokens gives each client, over HTTP, a key for datagrams that belongs to its token. So
+the client needs no secret of the cluster, and may append what its grants permit. Such a datagram contains the
+present minute of the cluster's clock, so that a recorded copy soon becomes useless. The client counts the
+minutes from the one that came with the key; a node whose clock differs answers with its own.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ MINUTE_S = 60.0
 
 
 class DatagramProof:
-    """The means by which one client authenticates its datagrams to one cluster."""
+    """The secret or key with which one client signs its datagrams and checks the answers of the cluster."""
 
     def __init__(self, session: Session, secret: str | None) -> None:
-        """Use `secret` (None: ``LAMINAR_SECRET``) unless `begin` finds that the cluster asks for tokens."""
+        """Use `secret` (None: ``LAMINAR_SECRET``) unless `begin` finds that the cluster requires tokens."""
         if secret is None:
             secret = os.environ.get("LAMINAR_SECRET", "")
         self.credential = ""
@@ -38,14 +38,14 @@ class DatagramProof:
         self._renewed_s = 0.0
 
     def room_bytes(self, topic: str) -> int:
-        """Return how large a batch for this topic may be, in bytes, as far as is known now."""
+        """Return how many bytes of a batch fit into a datagram for this topic; fewer if a key is used."""
         return room_bytes(topic, self.credential)
 
     async def begin(self) -> None:
-        """Ask the cluster whether it asks for tokens, and for a key if so.
+        """Find out whether the cluster requires tokens; if so, request a key for datagrams.
 
         Raises:
-            ConfigError: (`no_datagrams`) it asks for tokens, and its program has no keys for datagrams yet.
+            ConfigError: (`no_datagrams`) it requires tokens, and its nodes are too old to give keys.
             Error: the token is not accepted.
         """
         self._renewed_s = self._session.loop.time()
@@ -63,7 +63,7 @@ class DatagramProof:
             self._former, self._codec = self._codec, DatagramCodec(bytes.fromhex(self._key))
 
     async def _check_older(self) -> None:
-        """Raise `ConfigError` if a cluster of an older program asks for tokens: it takes no datagrams."""
+        """Raise `ConfigError` if a cluster of an older version requires tokens: it takes no datagrams."""
         answer = await self._session.call("GET", "/v1/whoami", accept=(404,))
         if answer.status == 200 and answer.json().get("principal") != ANONYMOUS:
             raise ConfigError(
@@ -73,7 +73,7 @@ class DatagramProof:
             )
 
     async def renew(self) -> None:
-        """Request the key again, because no datagram is answered; the key changes with the cluster's secret.
+        """Request the key again, at most each 5 s, because no datagram is answered: it may have changed.
 
         Raises:
             Error: the token is not accepted any more.
@@ -82,21 +82,21 @@ class DatagramProof:
             await self.begin()
 
     def set_minute(self, minute: int) -> None:
-        """Note the minute that a node's clock shows now."""
+        """Set the minute of the cluster's clock, as a node reported it now."""
         self._minute = minute + 0.5 - self._session.loop.time() / MINUTE_S
 
     def question(self, question: Question) -> bytes:
-        """Return the datagram of a question, as it is to be sent now."""
+        """Return the signed datagram for `question`, with the present minute if a key is used."""
         if self.credential:
             minute = int(self._minute + self._session.loop.time() / MINUTE_S)
             question = question.by(self.credential, minute)
         return self._codec.encode_question(question)
 
     def answer(self, datagram: bytes) -> Answer:
-        """Return the answer in a datagram.
+        """Return the answer in a datagram that was received.
 
         Raises:
-            Forged: no node that knows our key has made it.
+            Forged: the datagram is not signed with our secret or key.
         """
         try:
             return self._codec.decode_answer(datagram)

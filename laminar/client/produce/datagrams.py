@@ -9,9 +9,10 @@ If no answer comes before the deadline, a copy may still be on the network, so t
 next batch then begins a new epoch of the producer, so that the partition cannot take an old copy for the new
 batch: a copy that arrives later is refused, unless it was appended before.
 
-A partition that has ended answers with the route that follows. Then the batch is not there, and will not be.
-Records go on to the partitions that follow, ahead of newer ones, when no batch is under way any more in all
-ended ones before these (docs/routes.md, rule `resolve`).
+A partition that has ended (was replaced by others) refuses the batch, and its answer has the topic's next
+route. The records are then sent to the partitions that replaced it, ahead of newer records; but only once no
+batch is in flight in any of the ended ones, so that the order of keys is kept (docs/routes.md, rule
+`resolve`).
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ SILENT_COPIES = 2
 
 
 class _Forgotten(Exception):
-    """Raised when the partition has forgotten this producer, and the batch may begin the next epoch.
+    """Raised if the partition has forgotten this producer; the batch is sent again under the next epoch.
 
     A partition forgets a producer after days, or when it remembers too many newer ones. The next epoch is
     safe: all earlier batches have receipts, and only one copy of this batch was sent, which was refused.
@@ -78,7 +79,7 @@ class _Forgotten(Exception):
 
 
 class _Ended(Exception):
-    """Raised when the batch is not in the partition, and the route is to be asked for: `next` follows."""
+    """Raised if the partition has ended without the batch; `next` is the route that follows."""
 
     def __init__(self, following: NextRoute) -> None:
         super().__init__(following)
@@ -86,7 +87,7 @@ class _Ended(Exception):
 
 
 class _Record:
-    """One record that has no receipt yet. `named`: its caller named the partition."""
+    """One record that has no receipt yet; `named` is true if the caller named the partition."""
 
     __slots__ = (
         "deadline",
@@ -127,11 +128,12 @@ class _Record:
 
 
 class _PartitionQueue:
-    """One partition's records and the address of its leader, None while unknown.
+    """One partition's records and the `address` of its leader (None while unknown).
 
-    `waiting` are not sent, `flying` are in the batch in flight. `last` is the outcome of the last copy, for
-    errors. An `ended` queue sends no other batch. While another one in `after` is not resolved, nothing is
-    sent here; `earlier` has the records that came from these.
+    Records in `waiting` are not sent, those in `flying` are in the batch in flight. `last` describes the
+    outcome of the last copy, for errors. A queue that has `ended` begins no other batch. `after` are ended
+    queues which this one replaces and whose last batch is in flight: until they are done this one sends
+    nothing, and collects their remaining records in `earlier`.
     """
 
     __slots__ = (
@@ -165,9 +167,9 @@ class _PartitionQueue:
 class Datagrams(Generic[T]):
     """Appends to one topic by datagram: ``async with topic.datagrams() as datagrams``.
 
-    Made by `Topic.datagrams`. The first append requests the topic's route and the nodes over HTTP, once,
-    unless `partitions` was given: the number of partitions of a topic of route 0. With a token it also asks
-    for the key that goes with it (`laminar.client.produce.datagram_proof`).
+    Made by `Topic.datagrams`. The first append requests the topic's route and the nodes over HTTP, unless
+    the program gave `partitions`, the number of partitions of a topic that was never split or merged. A
+    client with a token also requests a key for datagrams (`laminar.client.produce.datagram_proof`).
     """
 
     def __init__(
@@ -254,7 +256,7 @@ class Datagrams(Generic[T]):
         Raises:
             Error: (``too_large``) the record does not fit into a datagram; (``forbidden``) the token lacks
                 the role write on the topic.
-            ConfigError: (``no_datagrams``) the cluster asks for tokens, and has an older program.
+            ConfigError: (``no_datagrams``) the cluster requires tokens, and its nodes are too old for that.
             OutcomeUnknown: the deadline passed without an answer.
             TimedOut: the deadline passed before the record was sent.
         """
@@ -315,7 +317,7 @@ class Datagrams(Generic[T]):
             )
 
     async def _begun(self) -> dict[int, _PartitionQueue]:
-        """Return the queues by partition; find the route and the nodes first, once."""
+        """Return the queues by partition; the first call requests the route and the nodes."""
         if self._closed:
             raise _ended()
         if self._queues:
@@ -377,7 +379,7 @@ class Datagrams(Generic[T]):
     # -- batches -------------------------------------------------------------------------------
 
     def _start(self, queue: _PartitionQueue) -> None:
-        """Begin to send the queue's records, unless that is done already or they have to wait."""
+        """Start a task that sends the queue's records, unless one runs or the queue has to wait."""
         if queue.task is None and queue.waiting and not queue.after and not self._closed:
             queue.task = self._session.loop.create_task(self._run(queue))
 
@@ -416,7 +418,7 @@ class Datagrams(Generic[T]):
     # -- partitions that end -------------------------------------------------------------------
 
     async def _follow(self, queue: _PartitionQueue, following: NextRoute) -> None:
-        """Go over to the route that follows; ask for it over HTTP if the answer did not have it."""
+        """Adopt the route after the end of `queue`; request it over HTTP if the answer did not have it."""
         if following.ranges and self._route is not None and following.version > self._route.version:
             shown = [
                 {"partition": number, "from": first, "to": first + size}
@@ -440,7 +442,7 @@ class Datagrams(Generic[T]):
                     return  # the datagram named an older route
 
     def _adopt(self, route: Route) -> None:
-        """Go over to a newer route: what is not sent yet in an ended partition goes to those that follow."""
+        """Adopt a newer route: unsent records of ended partitions move to those that replaced them."""
         before = self._route
         if before is None or route.version <= before.version:
             return
@@ -460,7 +462,7 @@ class Datagrams(Generic[T]):
             self._resolved_queue(queue)
 
     def _resolved_queue(self, ended: _PartitionQueue) -> None:
-        """Move what is left of an ended queue, of which no batch is under way any more."""
+        """Move the remaining records of an ended queue to its successors. No batch of it is in flight."""
         assert self._route is not None, "a queue has ended before the route was known"
         self._resolving.discard(ended)
         for record in ended.waiting:
@@ -493,7 +495,7 @@ class Datagrams(Generic[T]):
             return await self._deliver(queue, self._build(batch, epoch=queue.epoch, sequence=0))
 
     def _take(self, queue: _PartitionQueue) -> list[_Record]:
-        """Remove and return the next records that fit into one datagram, without those no longer awaited."""
+        """Remove and return the next records that fit into one datagram, except those no caller awaits."""
         batch: list[_Record] = []
         while queue.waiting:
             record = queue.waiting[0]
@@ -521,12 +523,12 @@ class Datagrams(Generic[T]):
     # -- one batch until its answer ------------------------------------------------------------
 
     async def _deliver(self, queue: _PartitionQueue, frame: bytearray) -> Placed:
-        """Send copies of a batch until one is answered with a receipt; return that.
+        """Send copies of a batch until one is answered with a receipt; return the receipt.
 
         Raises:
             Error: the node refused the batch.
-            OutcomeUnknown: no caller waits for any of its records any more; or it was refused for good, but
-                an earlier copy had no answer.
+            OutcomeUnknown: no caller waits for any of the records any more; or the batch was refused for
+                good, but an earlier copy had no answer.
             _Forgotten: the partition has forgotten this producer.
             _Ended: the partition has ended without the batch.
         """
@@ -591,7 +593,7 @@ class Datagrams(Generic[T]):
             del self._waiting[number]
 
     async def _renew_proof(self, queue: _PartitionQueue) -> None:
-        """Ask for the key again; raise `OutcomeUnknown` if the token is not accepted any more."""
+        """Request the key again; raise `OutcomeUnknown` if the token is not accepted any more."""
         try:
             await self._proof.renew()
         except Unauthorized as error:
@@ -644,7 +646,7 @@ class Datagrams(Generic[T]):
         return self._nodes[self._next_node]
 
     async def _send(self, address: Address, datagram: bytes) -> str | None:
-        """Send a copy; return the reason if that failed, else None."""
+        """Send a copy to `address`; return None, or a text that says why sending failed."""
         try:
             found = self._resolved.get(address)
             if found is None:
@@ -708,17 +710,17 @@ class Datagrams(Generic[T]):
 
 
 class _Receiver(asyncio.DatagramProtocol):
-    """The client's end of a socket."""
+    """The receiving side of the client's UDP socket: it passes datagrams and ignores errors."""
 
     def __init__(self, received: Callable[[bytes], None]) -> None:
         self._received = received
 
     def datagram_received(self, data: bytes, addr: Any) -> None:
-        """Pass a datagram on."""
+        """Pass a received datagram to the owner of the socket."""
         self._received(data)
 
     def error_received(self, exc: Exception) -> None:
-        """Ignore that a copy could not be delivered: it is sent again, like one that was lost."""
+        """Ignore that a copy could not be delivered: the batch is sent again, as if the copy was lost."""
 
 
 def _any_port(family: int) -> socket.socket:
@@ -733,7 +735,7 @@ def _any_port(family: int) -> socket.socket:
 
 
 async def _within(answers: asyncio.Queue[Answer], seconds: float) -> Answer | None:
-    """Return the next answer, or None if none comes within `seconds`."""
+    """Wait for the next answer and return it; None if none comes within `seconds`."""
     if not answers.empty():
         return answers.get_nowait()
     if seconds <= 0:

@@ -1,12 +1,11 @@
 """The leader watchdog: it notices that a leader does not answer, and asks other nodes who leads now.
 
-The connections of a node that is stopped or cut off stay open, so nothing shows that no answer will come.
+The connections to a node that hangs or is cut off stay open, so nothing shows that no answer will come.
 When the oldest request of a partition's queue has had no answer for `PATIENCE_MS`, another node is asked who
 leads. If a different node leads, the connection to the silent node is abandoned. Its requests count as lost,
 and rule 2 of `policy.record_accumulator` applies: all batches are sent again, in order, with the same
 sequence numbers, so that the partition recognises those that it has. While the silent node leads, or no node
-does, the question is repeated
-later: a slow answer is no reason to send everything twice.
+does, the question is repeated later: a slow answer is no reason to send everything twice.
 
 Each `Sender` has one watchdog and reports every request to it. The watchdog knows nothing of batches.
 """
@@ -35,7 +34,7 @@ QUESTIONS_PER_STEP = 4
 
 
 def wait_ms(questions: int) -> int:
-    """Return the wait in ms of the next question, after `questions` questions without a result.
+    """Return how many ms to wait before the next question, after `questions` without a result.
 
     It is `FIRST_WAIT_MS`, doubled every `QUESTIONS_PER_STEP` questions, at most `MOST_WAIT_MS`.
     """
@@ -43,7 +42,7 @@ def wait_ms(questions: int) -> int:
 
 
 class LeaderWatchdog:
-    """A watchdog of the requests of one accumulator.
+    """A watchdog over the appends of one sender: it finds partitions whose leader has moved unnoticed.
 
     `on_moved(partition, url)` is called when another node, at `url`, leads the partition; it is called before
     the requests on the abandoned connection fail.
@@ -96,9 +95,9 @@ class LeaderWatchdog:
             self._arm(max(1, next_ms - now_ms()))
 
     def _silent(self) -> tuple[dict[int, ClientConnection], int | None]:
-        """Return the connection of each partition that has had no answer for `PATIENCE_MS`.
+        """Return, by partition, the connections that have had no answer for `PATIENCE_MS`.
 
-        The second value is when the next partition will be one of them, in ms; None if none waits.
+        The second value is when the next one will be silent for so long (monotonic ms); None if none waits.
         """
         with self._guard:
             queues, next_ms = self._accumulator.silent(now_ms=now_ms(), patience_ms=PATIENCE_MS)

@@ -31,7 +31,7 @@ AT_ONCE = 32
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """The id and epoch of a named producer, and the numbers that were durable when it began, by `route`."""
+    """A named producer that has begun: id, epoch, the topic's route, and the numbers already durable."""
 
     producer_id: bytes
     epoch: int
@@ -47,7 +47,7 @@ class _Progress:
 
 
 async def register(session: Session, name: str, *, timeout_s: float | None) -> tuple[bytes, int]:
-    """Register a producer's name; return its id and an epoch higher than all before."""
+    """Register a run of the producer `name`; return its 16-byte id and its epoch, higher than all before."""
     answer = await session.call(
         "POST",
         "/v1/producers",
@@ -61,16 +61,16 @@ async def register(session: Session, name: str, *, timeout_s: float | None) -> t
 
 
 async def lineage_of(session: Session, topic: str, *, timeout_s: float | None = None) -> Lineage:
-    """Return the topic's route and its changes, as some node knows them."""
+    """Request the lineage of a topic (its route, and which partitions replaced which) from any node."""
     return Lineage.from_answer(await session.get_json(f"{topic_path(topic)}/routes", timeout_s=timeout_s))
 
 
 async def begin_named(session: Session, topic: str, name: str, *, timeout_s: float | None) -> Named:
-    """Register the name, and begin its epoch in each partition of the topic.
+    """Register a run of the producer `name`, and begin its epoch in each partition of the topic.
 
     Raises:
         Fenced: another client registered the name meanwhile.
-        Unavailable: no node knows what follows a partition that has ended.
+        Unavailable: no node knows which partitions replaced one that has ended.
         Error: as `Session.call` does.
     """
     deadline_ms = now_ms() + int(1000 * (session.timeout_s if timeout_s is None else timeout_s))
@@ -111,12 +111,13 @@ async def begin_in(
 ) -> dict[int, Reached]:
     """Begin the epoch in the partitions of a newer route, and return the earlier runs' progress there.
 
-    In the partitions of `known` it has begun. The `ended` ones among them are asked again, as are those that
-    were made and ended since: a newer run may have appended there what this run was about to send.
+    In the partitions of `known` the epoch has begun already. Those of them that have `ended` are asked again,
+    and so are partitions that were made and ended since: a newer run may have appended there the records that
+    this run was about to send.
 
     Raises:
         Fenced: a newer run of the program has begun.
-        Unavailable: the node that was asked does not know one of them yet.
+        Unavailable: the node that was asked does not know one of the partitions yet.
         Error: as `Session.call` does.
     """
     wanted = [number for number in lineage.partitions if number in ended or number not in known]
@@ -144,7 +145,7 @@ async def _begin(
     *,
     timeout_s: float | None,
 ) -> dict[int, _Progress]:
-    """Begin the epoch in these partitions; return the progress by partition, without those not found."""
+    """Begin the epoch in these partitions; return the progress by partition, except those not found."""
     places = await session.topic_map(topic, timeout_s=timeout_s)
     turns = asyncio.Semaphore(AT_ONCE)
 

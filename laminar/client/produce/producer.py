@@ -40,8 +40,7 @@ class Delivery:
     """One record that was sent, and later its receipt or error.
 
     ``await delivery`` returns the `Receipt` once the record is durable, or raises its error. A delivery may
-    be
-    ignored: the end of the producer's block reports all failed records.
+    be ignored: the end of the producer's block reports all failed records.
     """
 
     __slots__ = ("_pending", "_position")
@@ -51,14 +50,14 @@ class Delivery:
         self._position = position
 
     def done(self) -> bool:
-        """Return whether the record has its receipt or its error."""
+        """Return whether the record has its receipt or has failed."""
         return self._pending.settled
 
     def result(self) -> Receipt:
-        """Return the receipt, or raise the error of the record.
+        """Return the record's receipt, or raise its error.
 
         Raises:
-            asyncio.InvalidStateError: before `done`.
+            asyncio.InvalidStateError: the record has neither yet (`done` is false).
         """
         if not self._pending.settled:
             raise asyncio.InvalidStateError("the record has no receipt yet: await the delivery")
@@ -83,7 +82,7 @@ def queue_for(accumulator: RecordAccumulator, key: bytes | None, partition: int 
 
     Raises:
         Sealed: `partition` takes no records any more.
-        ConfigError: the topic does not have it.
+        ConfigError: the topic has no such partition.
     """
     if partition is not None:
         if partition in accumulator.gone:
@@ -120,7 +119,7 @@ def put_record(
     batch of this one record is returned, whose receipt has offset -1.
 
     Raises:
-        ConfigError: `partition` or `number` is not allowed here.
+        ConfigError: the topic has no such `partition`, or `number` may not be used here.
         Error: as `RecordAccumulator.put` does.
     """
     numbers = accumulator.numbers
@@ -207,7 +206,7 @@ def accumulator_statistics(accumulator: RecordAccumulator | None) -> dict[str, i
 
 
 class Producer(Generic[T_in]):
-    """A stream of records into a topic, in order per partition and never doubled.
+    """A stream of records into a topic: in order within each partition, and no record appended twice.
 
     Use it as ``async with topic.producer() as producer``: leaving the block waits for every
     receipt, or raises `ProduceError`; leaving it by an exception drops what was not sent yet.
@@ -233,7 +232,7 @@ class Producer(Generic[T_in]):
     async def open_sender(self, guard: Guard | None = None) -> Sender:
         """Start the producer and return its sender.
 
-        `guard` is the lock under which other threads fill its accumulator.
+        `guard` is the lock that other threads hold while they add records; None without other threads.
         """
         return await self._begin(guard)
 
@@ -274,7 +273,7 @@ class Producer(Generic[T_in]):
     ) -> Delivery:
         """Send a record and return at once, without waiting.
 
-        With `delay` or `deliver_at` readers get it later, and `trace_id` is kept with it, as with
+        With `delay` or `deliver_at` readers get the record later, and `trace_id` is stored with it: see
         `Topic.append`.
 
         `number` is the program's own number, for a producer with a name: from 1, and higher than that of the
@@ -283,7 +282,7 @@ class Producer(Generic[T_in]):
 
         Raises:
             Overloaded: (``buffer_full``) far more was sent than the buffer holds, without awaiting `room`.
-            Error: what stopped the record's partition, if anything did.
+            Error: an earlier record of this partition has failed for good; this is its error.
         """
         timed = delay is not None or deliver_at is not None
         plain = partition is None and tag is None and headers is None and timestamp_ms is None
@@ -309,7 +308,7 @@ class Producer(Generic[T_in]):
         return Delivery(pending, len(pending.values) - 1)
 
     def _put(self, value: T_in, key: str | bytes | None) -> Pending:
-        """Do as `send` for a value and a key, without making a `Delivery`, for speed."""
+        """Send a record like `send`, but without making a `Delivery`, for speed."""
         accumulator, sender, raw = self._ready(value)
         if accumulator.numbers is not None:
             accumulator.numbers.check_none()
@@ -402,12 +401,12 @@ class Producer(Generic[T_in]):
 
     @property
     def checkpoint(self) -> int:
-        """The program's highest number up to which all records are durable, in all partitions; 0 if none."""
+        """The number (see `send`) up to which all of this program's records are durable; 0 if none."""
         return 0 if self._accumulator is None else self._accumulator.checkpoint()
 
     @property
     def resumed_at(self) -> int:
-        """The checkpoint when this producer began: the program continues with the next number; 0 if none."""
+        """The checkpoint when this producer began: continue with the record of the next number. 0 if none."""
         return (
             0
             if self._accumulator is None or self._accumulator.numbers is None
@@ -416,9 +415,10 @@ class Producer(Generic[T_in]):
 
     @property
     def reached(self) -> int:
-        """The highest number that earlier runs made durable in any partition; 0 if none.
+        """The highest number that an earlier run made durable in any partition; 0 if none.
 
-        Above it no number was ever used under this name, or the cluster has forgotten that.
+        Between `resumed_at` and this number some records may be durable: `send` leaves these out. No record
+        with a higher number is durable, unless the cluster has forgotten this producer.
         """
         return (
             0
@@ -427,7 +427,7 @@ class Producer(Generic[T_in]):
         )
 
     def statistics(self) -> dict[str, int]:
-        """Return counts since the producer began: among them bytes waiting, batches sent and resent."""
+        """Return counts since the producer began, such as bytes waiting and batches sent or sent again."""
         return accumulator_statistics(self._accumulator)
 
     async def _progressed(self) -> None:

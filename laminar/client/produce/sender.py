@@ -5,8 +5,8 @@ callbacks, without a task for each batch. The decisions are made in `policy.reco
 `policy.retry`. The asynchronous producer uses it on the loop. The synchronous one uses it from other threads,
 which only call `wake_from_thread` and `hurry`, and fill the accumulator under its lock.
 
-Answers name the version of the topic's route. When it is newer than the accumulator's, or a partition has
-ended, the route is requested, and the accumulator goes over to it.
+Answers name the version of the topic's route (which partition takes which keys). If it is newer than the
+accumulator's, or a partition has ended, the sender requests the route, and the accumulator adopts it.
 """
 
 from __future__ import annotations
@@ -77,10 +77,11 @@ MOST_QUESTIONS = 20
 
 
 class Sender:
-    """Sends the batches of `accumulator`. `guard` is its lock, if other threads fill it.
+    """A sender of the batches in `accumulator`; `guard` is its lock, if other threads add records.
 
-    With an `epoch` it is that of a named producer: a leader answers a batch when it is in its log. Later
-    answers say which batches are durable; if none comes, the leader is asked (`PROBE_MS`).
+    A sender with an `epoch` is that of a named producer: a leader answers as soon as a batch is in its log,
+    before it is durable. Later answers say which batches are durable; if none comes within `PROBE_MS`, the
+    sender asks the leader.
     """
 
     def __init__(
@@ -136,14 +137,14 @@ class Sender:
             self._loop.call_soon(self._pump)
 
     def wake_from_thread(self) -> None:
-        """Do as `wake`, from another thread. The loop is woken once for all records put meanwhile."""
+        """Schedule sending, from another thread. The loop is woken once for all records put meanwhile."""
         if not self._woken:
             self._woken = True
             self._loop.call_soon_threadsafe(self._pump)
 
     @contextlib.contextmanager
     def hurry(self) -> Iterator[None]:
-        """While the block runs, ask at once whether accepted batches are durable. From any thread."""
+        """Within the block, ask leaders at once whether accepted batches are durable. From any thread."""
         self._hurries += 1
         self.wake_from_thread()
         try:
@@ -152,7 +153,7 @@ class Sender:
             self._hurries -= 1
 
     def _pump(self) -> None:
-        """Send all batches that may be sent now. Nothing else takes batches from the accumulator."""
+        """Send all batches of the accumulator that may be sent now; nothing else takes batches from it."""
         # Cleared first, so that a record that is put while this runs schedules it again.
         self._woken = False
         if self.closed:
@@ -166,7 +167,7 @@ class Sender:
             self._set_timer(now)
 
     def _pump_queue(self, queue: PartitionQueue, now: int) -> None:
-        """Send the batches that `queue` returns; if no connection to its leader is open, open one first."""
+        """Send the batches that are due in `queue`; if there is no connection to its leader, open one."""
         if queue.open is not None and queue.open.deadline_ms < 0:
             queue.open.deadline_ms = now + self._timeout_ms
         if queue.recovering or not queue.sends or queue.partition not in self._urls:
@@ -238,8 +239,8 @@ class Sender:
     async def _connect(self, queue: PartitionQueue) -> None:
         """Open a connection to the queue's leader; if that fails, pause the queue for a while.
 
-        A leader that has closed its connection and takes no other is being stopped, and has handed over. So
-        the others are asked at once who leads now.
+        A leader that closed its connection and accepts no new one is shutting down and has transferred its
+        leadership, so other nodes are asked at once who leads now.
         """
         partition = queue.partition
         try:
@@ -291,21 +292,21 @@ class Sender:
     # -- the route -----------------------------------------------------------------------------
 
     def _compare_map(self) -> None:
-        """Go over to the route of the topic's map, if that is newer."""
+        """Adopt the route of the session's map of the topic, if it is newer."""
         places = self.session.topic_map_nowait(self.topic)
         if places is not None:
             self._want_route(places.route.version)
 
     def _want_route(self, version: int) -> None:
-        """Go over to a route of this version, or a newer one; do nothing if that is done or under way."""
+        """Request and adopt the route of this version or a newer one, unless that is done or under way."""
         self._wanted_route = max(self._wanted_route, version)
         if self._wanted_route > self.accumulator.route.version and self._learning is None and not self.closed:
             self._learning = self._loop.create_task(self._learn_route())
 
     async def _learn_route(self) -> None:
-        """Request the route until it is the one that is wanted, and go over to it.
+        """Request the topic's route until it is of the wanted version or newer; adopt each newer one.
 
-        The nodes that are asked may not know it yet. Batches that wait for it have deadlines of their own.
+        A node that is asked may not know it yet. Batches that wait for it have deadlines of their own.
         """
         backoff = Backoff(rng=self.session.rng)
         try:
@@ -352,10 +353,11 @@ class Sender:
         self.wake()
 
     async def _find_missing(self, queue: PartitionQueue, pending: Pending, error: Error) -> None:
-        """Decide on a batch whose partition a node does not know, which has answered it with `error`.
+        """Decide what becomes of a batch that was refused with `error`: the node knows no such partition.
 
-        Either the partition is newer than what the node knows; then the batch is sent again. Or it has ended,
-        and was reclaimed days later.
+        If the partition is in the topic's route, the node lags behind, and the batch is sent again. Else the
+        partition has ended and was deleted since: the batch goes to its successors, or fails if an earlier
+        attempt may have appended it.
         """
         route: Route | None = None
         again = False
@@ -387,7 +389,7 @@ class Sender:
         self.on_progress()
 
     def _sealed(self, queue: PartitionQueue, pending: Pending, version: int) -> None:
-        """Note that the partition has ended without `pending`; a route of `version` follows."""
+        """Note that the partition has ended without `pending`; the route of `version` replaces it."""
         self.accumulator.sealed(queue, pending)
         if queue.partition in self.accumulator.route:
             self._want_route(max(version, self.accumulator.route.version + 1))
@@ -417,7 +419,7 @@ class Sender:
         return on_answer
 
     def _accepted(self, queue: PartitionQueue, pending: Pending, answer: Answer) -> None:
-        """Note that the leader has the batch in its log. It has no receipt yet, and its records are kept."""
+        """Note that the leader has the batch in its log; its records are kept until it is durable."""
         partition = queue.partition
         try:
             taken = _ACCEPTED_ANSWER.decode(answer.body)
@@ -451,7 +453,7 @@ class Sender:
         self.session.seen.advance(self.topic, queue.partition, committed)
 
     def _look_after(self, queue: PartitionQueue, now: int) -> None:
-        """Ask whether accepted batches are durable, if no answer to a batch is awaited that would say so."""
+        """Ask the leader whether accepted batches are durable, if no append is under way that would tell."""
         partition = queue.partition
         if queue.under_way or queue.recovering or not queue.flying or partition in self._probes:
             if queue.under_way or not queue.flying:
@@ -582,7 +584,7 @@ class Sender:
         self.accumulator.retry(queue, pending, until_ms=until_ms, maybe_applied=verdict.maybe_applied)
 
     def _leave(self, partition: int, url: str) -> None:
-        """Forget that `url` leads the partition, so that its leader is looked up again."""
+        """Forget that `url` leads the partition, so that the leader is looked up again."""
         if self._urls.get(partition) == url:
             del self._urls[partition]
         places = self.session.topic_map_nowait(self.topic)
@@ -637,7 +639,7 @@ class Sender:
         return self.accumulator.resent
 
     async def end(self, error: Error) -> None:
-        """Close, because the session is closed."""
+        """Close the sender, because the session is closed with `error`."""
         self.close(error)
 
     def close(self, error: Error) -> None:
@@ -663,9 +665,12 @@ class Sender:
 
 
 def _offset_of(receipt: _AppendAnswer, pending: Pending) -> int:
-    """Return the offset of a batch's first record; -1 for delayed ones. Raises ValueError if it is another's.
+    """Return the offset of the first record of a batch from its receipt; -1 if its records are delayed.
 
-    Delayed records whose times had passed when they arrived are appended as if they had none.
+    Delayed records whose times had passed when they arrived are appended at once, and have offsets.
+
+    Raises:
+        ValueError: the receipt is that of another batch.
     """
     if receipt.scheduled:
         if len(receipt.scheduled) != len(pending.values) or receipt.placed:
@@ -682,7 +687,7 @@ def _nothing() -> None:
 
 
 def unbuildable(fault: Exception) -> Error:
-    """Return the error for records of which no batch can be built, because of `fault`."""
+    """Return the error of records that cannot be encoded as a batch; `fault` is the reason."""
     return Error(
         f"the records cannot be made a batch: {fault}",
         code="invalid",

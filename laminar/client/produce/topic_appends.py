@@ -1,4 +1,7 @@
-"""The appends of a topic: one sender for all plain ones, senders for producers, uploads of large values."""
+"""The ways to append to one topic: single records, producers, and uploads of large values.
+
+Single appends of all tasks share one sender, which joins them into batches; each producer has its own.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ from laminar.wire.key_route import Route
 
 
 class TopicAppends:
-    """The append operations of the topic `name`. Its constructor does no I/O."""
+    """The append operations of the topic `name`, on the client's event loop; made without I/O."""
 
     def __init__(self, session: Session, name: str) -> None:
         self.name = name
@@ -81,7 +84,7 @@ class TopicAppends:
             ) from None
 
     async def shared_sender(self) -> Sender:
-        """Return the sender that all plain appends of this topic share; it is opened by the first."""
+        """Return the sender that all single appends of this topic share; the first call opens it."""
         if self._appender is None or (
             self._appender.done() and (self._appender.cancelled() or self._appender.exception() is not None)
         ):
@@ -101,7 +104,10 @@ class TopicAppends:
         guard: Guard | None = None,
         name: str | None = None,
     ) -> Sender:
-        """Return a sender with an accumulator for this topic, under a new producer id or that of `name`."""
+        """Return a new sender for this topic, with a new producer id, or with that of the producer `name`.
+
+        With `stop_on_failure` a batch that fails for good also fails those after it in its partition.
+        """
         places = await self._session.topic_map(self.name, timeout_s=timeout)
         named: Named | None = None
         if name is not None:
@@ -196,5 +202,5 @@ class TopicAppends:
         )
 
     def forget(self) -> None:
-        """Let the next plain append open a new sender, as the topic was deleted."""
+        """Let the next single append open a new sender, because the topic was deleted."""
         self._appender = None

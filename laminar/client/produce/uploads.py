@@ -5,9 +5,9 @@ makes that safe. So an upload needs the memory of two parts. At the end the lead
 checksum of the stream with the parts that it has, before the record gets its offset. A stream that ends
 within its first part is appended as an ordinary record.
 
-A partition does not end under an upload that has begun, unless an operator abandons that. So where one has
-ended, the first part is refused, and the upload begins in the partition that follows: nothing is read twice,
-and no record comes of the parts that an earlier attempt may have left.
+A partition waits for its uploads before it ends (is replaced by a split, merge or move), unless an operator
+abandons them. So only the first part can find its partition ended: it is refused, and the upload begins in
+the partition that replaced the ended one, with the bytes that it has in memory.
 """
 
 from __future__ import annotations
@@ -64,9 +64,11 @@ def part_bytes(number: int, first_bytes: int, limit_bytes: int) -> int:
 class Upload:
     """The upload of one record into a partition: `write`, then `finish` or `abort`, from one task at a time.
 
-    `route` is the version of the route by which `partition` was chosen, and `chosen` chooses it by a newer
-    one; None: the caller has named it. `small` is called to append a value that is not longer than one part.
-    `timeout_s` limits each request.
+    The caller chose `partition` by version `route` of the topic's route. If the partition has ended before
+    the upload begins, `chosen` returns the partition to use instead, from a newer route; it is None if the
+    program named the partition, and the upload then fails with `Sealed`. `first_bytes` is the length of the
+    first parts. `small` appends a value that fits into one part as an ordinary record. `timeout_s` limits
+    each request.
     """
 
     def __init__(
@@ -156,7 +158,7 @@ class Upload:
         )
 
     async def abort(self) -> None:
-        """Remove the uploaded parts. If the partition cannot be reached, it removes them later by itself."""
+        """Remove the uploaded parts. If that fails, the partition removes them later by itself."""
         if self._under_way is not None:
             self._under_way.cancel()
             await asyncio.gather(self._under_way, return_exceptions=True)
@@ -176,7 +178,7 @@ class Upload:
         self._under_way = self._session.loop.create_task(call)
 
     async def _begin(self, part: bytearray) -> Answer:
-        """Send the first part; if its partition has ended, to the one that follows."""
+        """Send the first part; if its partition has ended, send it to the one that replaced it."""
         while True:
             try:
                 return await self._call("PUT", "/parts/0", part)
@@ -187,7 +189,7 @@ class Upload:
                 self._partition, self._route = self._chosen(places.route), places.route.version
 
     async def _followed(self, sealed: Sealed) -> TopicMap:
-        """Return a map with the route that follows. Raises `sealed` if no node knows it in time."""
+        """Return the topic's map with the route after `sealed`. Raises `sealed` if no node has it in time."""
         wanted = sealed.limit if isinstance(sealed.limit, int) else self._route + 1
         deadline_ms = now_ms() + int(1000 * self._timeout_s)
         backoff = Backoff(rng=self._session.rng)
@@ -222,9 +224,9 @@ class Upload:
         )
 
     async def _leader(self) -> str | None:
-        """Return the leader's URL, to ask it first; None if it is not known or failed lately.
+        """Return the URL of the partition's leader; None if the leader is not known or failed lately.
 
-        Any other node would forward the part, so its bytes would be sent twice.
+        A request sent to any other node would be forwarded, and the bytes of the part sent twice.
         """
         places = await self._session.topic_map(self._topic, timeout_s=self._timeout_s)
         url = places.leader(self._partition)
@@ -281,7 +283,7 @@ def joined_chunks_of(source: Any) -> Iterator[bytes]:
 
 
 def check_partition(topic: str, partition: int, numbers: Sequence[int]) -> None:
-    """Raise `ConfigError` for a partition that the topic does not have; it has those of `numbers`."""
+    """Raise `ConfigError` if `partition` is not in `numbers`, the partitions of the topic."""
     if partition not in numbers:
         raise ConfigError(
             f"topic {topic} has no partition {partition}: it has {len(numbers)}, the last is {max(numbers)}",

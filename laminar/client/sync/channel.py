@@ -29,11 +29,11 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Job(Record[T_co]):
-    """A record that was given to this consumer alone, until its time is over.
+    """A record that a channel has given to this consumer, and to no other until its time is over.
 
-    Say what became of it before that, by `ack`, `nack` or `release`; `extend` gives it more time. Each
-    raises `Late` when the time is over: another consumer has the job, or will get it, and nothing was
-    changed.
+    Report the outcome before that: `ack` (done), `nack` (failed) or `release` (not tried); `extend` gives
+    more time. Each raises `Late` if the time was over: then nothing was changed, and another consumer has the
+    job or will get it.
     """
 
     __slots__ = ("_portal", "_twin")
@@ -50,7 +50,7 @@ class Job(Record[T_co]):
 
     @property
     def attempt(self) -> int:
-        """Number of this attempt, from 1; exact, also over changes of leaders."""
+        """Number of this attempt, from 1; exact even if the leader changed."""
         return self._twin.attempt
 
     @property
@@ -70,31 +70,31 @@ class Job(Record[T_co]):
 
     @property
     def fence(self) -> tuple[int, int]:
-        """A pair that rises with each delivery of a key: its partition, and the number of the delivery.
+        """A fencing token (partition, delivery number), which is higher at each delivery of the same key.
 
-        Of a channel with ``order="key"``, store it with what a job of the key writes, and refuse to write
-        under a lower one: so a consumer that outlives its time does no harm.
+        For a channel with ``order="key"``: store the token with the data that a job writes for its key, and
+        refuse writes with a lower one. So a consumer whose time was over cannot overwrite newer data.
         """
         return self._twin.fence
 
     @property
     def floor(self) -> int:
-        """Offset in this partition before which all records were acknowledged when the job was given."""
+        """Offset before which all records of this partition were acknowledged when the job was given out."""
         return self._twin.floor
 
     @property
     def half_over(self) -> bool:
-        """Whether half of the time for this job has passed."""
+        """Whether more than half of the time for this job has passed."""
         return self._twin.half_over
 
     def open(self, *, timeout: float | None = None) -> Value:
-        """Return the value as a stream: the only way to read that of a large record. See `Topic.open`."""
+        """Return the value as a stream, the only way to read a large record's value. See `Topic.open`."""
         return Value(self._portal, self._twin.open(timeout=timeout))
 
     def ack(self) -> None:
         """Acknowledge the job; return when that is committed. The job is not given out again.
 
-        Acknowledgements of 5 ms go in one request. If its answer is lost it is sent again.
+        Acknowledgements of 5 ms are sent in one request, which is repeated if its answer is lost.
 
         Raises:
             Late: the job's time was over.
@@ -103,22 +103,23 @@ class Job(Record[T_co]):
         self._portal.run(lambda: self._twin.ack())
 
     def nack(self, *, delay: float | None = None, reason: str = "") -> None:
-        """Report a failed attempt: the job is given out again after `delay` s, or as the channel is set.
+        """Report a failed attempt: the job is given out again after `delay` seconds.
 
-        Of `reason` 200 characters are kept, to be shown with dead records. Raises `Late` also if an earlier
-        request, whose answer was lost, has said the same.
+        Without `delay`, after the pause of the channel's settings. Of `reason` 200 characters are kept, to be
+        shown with the record. Raises `Late` also if an earlier attempt of this report succeeded, and its
+        answer was lost.
         """
         self._portal.run(lambda: self._twin.nack(delay=delay, reason=reason))
 
     def release(self) -> None:
         """Return the job unprocessed: it is given out again at once, and the attempt does not count.
 
-        Raises `Late` as `nack` does.
+        Raises `Late` in the same cases as `nack`.
         """
         self._portal.run(lambda: self._twin.release())
 
     def extend(self, timeout: float | None = None) -> None:
-        """Keep the job for `timeout` seconds from now; for its original time if left out.
+        """Keep the job for `timeout` seconds from now; None means the time for which it was given out.
 
         Raises:
             Late: the job's time was over.
@@ -220,9 +221,10 @@ class Channel(Generic[T]):
         reason: str = "",
         timeout: float | None = None,
     ) -> Settled:
-        """Report the outcome of jobs by tokens, which any program may have received; late ones do not raise.
+        """Report the outcomes of jobs by their tokens, also of jobs that another program received.
 
-        `delay` in seconds and `reason` are for `nack`, `timeout` in seconds for `extend`; see `Job`.
+        Jobs whose time was over are not changed. That raises no error: `Settled.late` has their tokens.
+        `delay` (seconds) and `reason` are for `nack`, `timeout` (seconds) is for `extend`; see `Job`.
         """
         return self._portal.run(
             lambda: self._twin.settle(
@@ -237,7 +239,7 @@ class Channel(Generic[T]):
         )
 
     def close(self) -> None:
-        """End the loops of `receive` and `work` of this object. Idempotent."""
+        """End the loops of `receive` and `work` of this object; the channel itself stays. Idempotent."""
         self._twin.close()
 
     def describe(self) -> ChannelInfo:
@@ -245,11 +247,12 @@ class Channel(Generic[T]):
         return self._portal.run(lambda: self._twin.describe())
 
     def seek(self, to: str | datetime.datetime | Mapping[int, int], *, drop: bool = False) -> dict[int, int]:
-        """Move the channel: records from there on are given out again; return the offsets by partition.
+        """Move the channel to a position, from which records are given out (again); return its new offsets.
 
-        `to` is ``"earliest"``, ``"latest"``, ``"-1h"``, a time, or offsets by partition. Records before that
-        position that are out or wait for another attempt are still given out again; with `drop` they are
-        dropped. ``seek("latest", drop=True)`` empties the channel, but for the dead.
+        `to` is ``"earliest"``, ``"latest"``, ``"-1h"``, a time, or offsets by partition. The result has the
+        offset by partition. Records before it that are out or wait for another attempt are still given out
+        again; with `drop` they are dropped. ``seek("latest", drop=True)`` empties the channel, but for dead
+        records.
         """
         return self._portal.run(lambda: self._twin.seek(to, drop=drop))
 
@@ -261,10 +264,10 @@ class Channel(Generic[T]):
         reason: str | None = None,
         limit: int | None = None,
     ) -> list[AsideInfo]:
-        """Return the records that wait to be tried again, up to `limit`, by partition and offset.
+        """Return the records that wait for another attempt, in order of partition and offset, up to `limit`.
 
-        Only those with this key, this tag, and this text in their reason, if given. A search for a key or a
-        tag reads the records themselves, if need be all that wait.
+        With `key`, `tag` or `reason` only those that have this key, this tag, or this text in the reason of
+        their last failure. For a key or a tag the server reads the records themselves, perhaps all of them.
         """
         return self._portal.run(lambda: self._twin.aside(key=key, tag=tag, reason=reason, limit=limit))
 
@@ -276,16 +279,16 @@ class Channel(Generic[T]):
         reason: str | None = None,
         limit: int | None = None,
     ) -> list[AsideInfo]:
-        """Return the dead records, up to `limit`, by partition and offset; conditions as for `aside`."""
+        """Return the dead records (failed for good), up to `limit`; conditions and order as for `aside`."""
         return self._portal.run(lambda: self._twin.dead(key=key, tag=tag, reason=reason, limit=limit))
 
     def replay(self, dead: Dead) -> int:
-        """Give dead records out again, their attempts forgotten; return how many were dead.
+        """Give dead records out again, with their attempts counted from 0; return how many were dead.
 
         `dead` are results of `Channel.dead`, tokens, or ``"all"``.
         """
         return self._portal.run(lambda: self._twin.replay(dead))
 
     def drop(self, dead: Dead) -> int:
-        """Drop dead records, which are no longer listed then; return their number. `dead` as for `replay`."""
+        """Drop dead records: they are never given out again. Return how many were dropped; see `replay`."""
         return self._portal.run(lambda: self._twin.drop(dead))

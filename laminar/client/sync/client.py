@@ -133,9 +133,10 @@ class Client:
         return self._portal.run(lambda: self._twin.topics(prefix))
 
     def sink(self, name: str) -> Sink:
-        """Return a sink by name, without a request.
+        """Return a sink (a named sequence of batches, each committed whole and once), without a request.
 
-        A client has one epoch of a sink: all that it does under this name is done under that epoch.
+        Each call with the same name returns the same object. So all parts of the program that use this client
+        share one epoch of the sink, the number by which the cluster refuses its earlier writers.
         """
         return Sink(self._portal, self._twin.sink(name))
 
@@ -153,13 +154,18 @@ class Client:
         buffer_bytes: int = DEFAULT_BUFFER_BYTES,
         timeout: float | None = None,
     ) -> Transaction:
-        """Return a transaction that writes batch `number` of `sink`.
+        """Return a transaction: a block of appends and acknowledgements, committed whole or not at all.
 
-        ``with client.transaction("s", 7) as tx: tx.append(topic, value)``. The end of the block commits
-        the batch whole, over any topics and partitions. A batch is committed once, however often it is tried:
-        if `number` was committed before, nothing is appended (`Transaction.already`). This client begins the
-        sink at its first transaction, unless `epoch` is given. The commit raises `Fenced` if another client
-        has begun the sink since.
+        ``with client.transaction("orders", 7) as tx: tx.append(topic, value)`` writes batch 7 of the
+        sink ``orders``. A sink is a name under which the cluster remembers the last committed batch number.
+        The end of the block commits the batch, over any topics and partitions. If this number, or a higher
+        one, was committed before, nothing is appended (`Transaction.already`): so a program that does not
+        know whether its batch was committed repeats it with the same number.
+
+        One client at a time writes a sink. The first transaction of a client begins a new *epoch* of the
+        sink, by which earlier clients are refused: their next commit raises `Fenced`. With `epoch` the
+        transaction begins none, and uses the one of this number, which `Sink.begin` began, perhaps in another
+        process. `timeout` in seconds is the deadline of each request.
         """
         return Transaction(
             self._portal,
@@ -177,13 +183,15 @@ class Client:
         limit: int = 10000,
         timeout: float | None = None,
     ) -> RecordTrace:
-        """Return the trace events of records, chosen by one of `record`, `trace_id` and `key`.
+        """Return the trace events of records (their appends, deliveries and outcomes), by time.
+
+        The records are chosen by exactly one of `record`, `trace_id` and `key`.
 
         `record` is ``"TOPIC/PARTITION/OFFSET"``, or ``"TOPIC/ID"`` of a delayed one; `trace_id` is 32
         hexadecimal digits; `key` is a key, in all topics. At most `limit` events are returned.
 
         Raises:
-            ConfigError: none of them is given, or several.
+            ConfigError: not exactly one of the three is given.
             NotFound: there is no such topic or partition.
         """
         return self._portal.run(
@@ -213,7 +221,7 @@ class Client:
         with a method other than GET, HEAD, PUT and DELETE is not repeated if its connection is lost.
 
         Raises:
-            Error: the answer is an error, or none came in time.
+            Error: the answer is an error, or no answer came in time.
         """
         return self._portal.run(
             lambda: self._twin.request_json(method, path, body, headers=headers, timeout=timeout)
@@ -223,8 +231,8 @@ class Client:
         """Return the answer of the node at `url`, and no other, to a GET request, whatever its status.
 
         Raises:
-            Unavailable: it does not answer within `timeout` seconds.
-            Untrusted: its certificate is not accepted.
+            Unavailable: the node does not answer within `timeout` seconds.
+            Untrusted: the node's certificate is not accepted.
         """
         return self._portal.run(lambda: self._twin.ask_node(url, path, timeout=timeout))
 

@@ -15,9 +15,10 @@ T = TypeVar("T")
 
 
 class Datagrams(Generic[T]):
-    """``with topic.datagrams() as datagrams: datagrams.append(b"21.5", key="sensor-7")``.
+    """Appends to one topic by UDP datagram, without a connection.
 
-    May be used from several threads: what they append to one partition at a time leaves together.
+    ``with topic.datagrams() as datagrams: datagrams.append(b"21.5", key="sensor-7")``. Several threads may
+    use it: records that they append to one partition at a time are sent together.
     """
 
     def __init__(self, portal: Portal, datagrams: aio_datagrams.Datagrams[T]) -> None:
@@ -67,7 +68,7 @@ class Datagrams(Generic[T]):
         Raises:
             Error: (``too_large``) the record does not fit into a datagram; (``forbidden``) the token lacks
                 the role write on the topic.
-            ConfigError: (``no_datagrams``) the cluster asks for tokens, and has an older program.
+            ConfigError: (``no_datagrams``) the cluster requires tokens, and its nodes are too old for that.
             OutcomeUnknown: the deadline passed without an answer.
             TimedOut: the deadline passed before the record was sent.
         """

@@ -45,11 +45,11 @@ class Value:
 
     @property
     def size_bytes(self) -> int:
-        """Length of the value."""
+        """Length of the value in bytes; known within the block."""
         return self._twin.size_bytes
 
     def read(self, size: int = -1) -> bytes:
-        """Return up to `size` bytes, fewer at the border of two pieces; b"" at the end of the value.
+        """Return up to `size` bytes, fewer at the end of a piece; b"" at the end of the value.
 
         A negative `size` means all bytes that are left.
 

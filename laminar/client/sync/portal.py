@@ -1,7 +1,7 @@
-"""A thread with an event loop, on which the synchronous face runs the asynchronous one.
+"""A thread with an event loop, on which the synchronous client runs the asynchronous one.
 
-It is a thread of its own so that it works where a loop is running already, as in notebooks, and so that
-appends continue while the caller computes.
+A thread of its own works also if the caller has a running loop already, as in notebooks, and lets appends
+continue while the caller computes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _ended(future: Future[Any], seconds: float) -> bool:
 
 
 def _copy_outcome(done: asyncio.Task[T], future: Future[T]) -> None:
-    """Give `future` the result or error of the task `done`, unless it has one already."""
+    """Set the result or error of the task `done` on `future`, unless `future` was cancelled."""
     error = None if done.cancelled() else done.exception()
     if not future.set_running_or_notify_cancel():
         return

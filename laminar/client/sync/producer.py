@@ -39,14 +39,14 @@ class Delivery:
         self._position = position
 
     def done(self) -> bool:
-        """Return whether the record has its receipt or its error."""
+        """Return whether the record has its receipt or has failed."""
         return self._pending.settled
 
     def result(self, timeout: float | None = None) -> Receipt:
-        """Wait for the receipt and return it, or raise the error of the record.
+        """Wait for the record's receipt and return it, or raise the record's error.
 
         Raises:
-            TimeoutError: there is neither after `timeout` seconds.
+            TimeoutError: the record has neither after `timeout` seconds.
         """
         pending = self._pending
         if not pending.settled:
@@ -60,7 +60,7 @@ class Delivery:
 
 
 class Producer(Generic[T_in]):
-    """A stream of records into a topic, in order per partition and never doubled.
+    """A stream of records into a topic: in order within each partition, and no record appended twice.
 
     Leaving its block waits for every receipt, or raises `ProduceError`. `send` may be called from
     several threads; each thread's records keep their order.
@@ -113,7 +113,7 @@ class Producer(Generic[T_in]):
     ) -> Delivery:
         """Send a record; wait only for room in the buffer.
 
-        With `delay` or `deliver_at` readers get it later, and `trace_id` is kept with it, as with
+        With `delay` or `deliver_at` readers get the record later, and `trace_id` is stored with it: see
         `Topic.append`.
 
         `number` is the program's own number, for a producer with a name: from 1, and higher than that of the

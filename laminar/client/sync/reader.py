@@ -23,7 +23,11 @@ T = TypeVar("T")
 
 
 class Reader(Generic[T]):
-    """Records of a topic: ``for record in reader``, or ``batches()``, or ``to_arrow()``."""
+    """Records of a topic: ``for record in reader``, or ``batches()``, or ``to_arrow()``.
+
+    After a ``break``, the next loop continues with the next record. As a context manager, a reader with a
+    cursor commits it when the block ends without an exception.
+    """
 
     def __init__(self, portal: Portal, reader: aio_reader.Reader[T]) -> None:
         self._portal = portal
@@ -67,7 +71,7 @@ class Reader(Generic[T]):
     def batches(self) -> Iterator[ReadBatch[T]]:
         """Yield whole batches, without making an object for each record.
 
-        With a filter a batch may be empty: nothing passed up to its `next_offset`, where positions are now.
+        With a filter a batch may be empty: it only says that no record before its `next_offset` passed.
         """
         for batch in self._take_batches():
             self._twin.positions[batch.partition] = batch.next_offset
@@ -85,18 +89,18 @@ class Reader(Generic[T]):
     # generated from laminar.client.consume.reader.Reader, without take_ready
 
     def next_batch(self) -> ReadBatch[T] | None:
-        """Return the next batch, None at the end. Positions advance: its records count as handed out.
+        """Return the next batch, None at the end. Its records count as handed out: `commit` includes them.
 
         With a filter a batch may be empty, as in `batches`.
         """
         return self._portal.run(lambda: self._twin.next_batch())
 
     def commit(self) -> None:
-        """Commit the cursor at the present positions: after the records handed out so far."""
+        """Move the cursor after the records handed out so far."""
         self._portal.run(lambda: self._twin.commit())
 
     def commit_at(self, positions: Mapping[int, int]) -> None:
-        """Commit the cursor at `positions`: for each partition, the next offset to read."""
+        """Move the cursor to `positions`: for each partition, the next offset to read."""
         self._portal.run(lambda: self._twin.commit_at(positions))
 
     def to_arrow(self) -> pyarrow.Table:
@@ -112,9 +116,9 @@ class Reader(Generic[T]):
         return self._portal.run(lambda: self._twin.to_pandas())
 
     def pause(self) -> None:
-        """Stop fetching and discard what was read ahead.
+        """Stop fetching and discard the batches that were read ahead.
 
-        The next request for a batch starts fetching again, after the records handed out.
+        The next call that reads starts fetching again, after the records handed out.
         """
         self._portal.run(lambda: self._twin.pause())
 

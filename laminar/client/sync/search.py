@@ -10,7 +10,7 @@ from laminar.client.sync.portal import Portal
 
 
 class Search:
-    """The records that a search finds: ``for record in search``, and how far it has looked."""
+    """A search under way: ``for record in search`` yields the records; attributes tell the progress."""
 
     def __init__(self, portal: Portal, search: aio_search.Search) -> None:
         self._portal = portal
@@ -34,36 +34,36 @@ class Search:
 
     @property
     def searched_records(self) -> int:
-        """Records that were looked at."""
+        """Number of records searched so far."""
         return self._twin.searched_records
 
     @property
     def searched_bytes(self) -> int:
-        """Bytes that were read for that."""
+        """Number of bytes read for the search so far."""
         return self._twin.searched_bytes
 
     @property
     def left_records(self) -> int:
-        """Records that are left, in the partitions of which that is known."""
+        """Number of records not searched yet, in the partitions of which it is known."""
         return self._twin.left_records
 
     @property
     def left_partitions(self) -> int:
-        """Partitions that have records left, or may have."""
+        """Number of partitions that have, or may have, records not searched yet."""
         return self._twin.left_partitions
 
     @property
     def not_searched(self) -> list[NotSearched]:
-        """What was not searched, and why."""
+        """Ranges that could not be searched, and why."""
         return self._twin.not_searched
 
     # generated from laminar.client.search.Search
 
     def next_page(self) -> list[FoundRecord]:
-        """Return what the next step finds, which may be nothing; nothing also once `is_done`.
+        """Request the next step of the search; return the records found, often none. [] once `is_done`.
 
         Raises:
-            Unavailable: nothing could be searched within the time of a call, because the replicas of the rest
-                do not answer. The next call may continue.
+            Unavailable: nothing could be searched within the deadline, because no replica of the remaining
+                partitions answers. Call again to continue.
         """
         return self._portal.run(lambda: self._twin.next_page())

@@ -23,7 +23,7 @@ from laminar.client.transact.stage_sender import Named, StageSender
 
 
 class Sink:
-    """A named sequence of batches; made by ``client.sink(name)`` without I/O."""
+    """A named sequence of batches, each committed whole, once; made by ``client.sink(name)`` without I/O."""
 
     def __init__(self, portal: Portal, sink: aio_sinks.Sink) -> None:
         self.name = sink.name
@@ -37,7 +37,7 @@ class Sink:
 
     @property
     def epoch(self) -> int | None:
-        """This client's epoch; None before `begin`, and before its first transaction."""
+        """The epoch of the sink that this client began last; None before `begin` or the first transaction."""
         return self._twin.epoch
 
     @property
@@ -46,7 +46,7 @@ class Sink:
         return self._twin.committed
 
     def begin(self, *, epoch: int | None = None, once: bool = False, timeout: float | None = None) -> int:
-        """Begin a new epoch of the sink and return it; drivers of older epochs cannot commit any more.
+        """Begin a new epoch of the sink; return its number. Clients of older epochs cannot commit any more.
 
         `epoch` may name the epoch to begin: one more than `describe` reported. It lets workers stage under
         this epoch before it has begun. `once` makes it a single-use sink: the cluster may forget the name
@@ -58,11 +58,11 @@ class Sink:
         return self._portal.run(lambda: self._twin.begin(epoch=epoch, once=once, timeout=timeout))
 
     def describe(self, *, timeout: float | None = None) -> SinkInfo:
-        """Return the sink as it is now. Raises `NotFound` before its first `begin`."""
+        """Return the sink's description from the cluster. Raises `NotFound` before its first `begin`."""
         return self._portal.run(lambda: self._twin.describe(timeout=timeout))
 
     def delete(self, *, timeout: float | None = None) -> None:
-        """Delete the sink: its driver cannot commit any more, and stages that are not committed are dropped.
+        """Delete the sink: no client can commit under it any more, and staged records are dropped.
 
         Committed records stay. A sink that is begun under this name later is a new one, without batches.
 
@@ -81,7 +81,7 @@ class Sink:
         buffer_bytes: int = DEFAULT_BUFFER_BYTES,
         timeout: float | None = None,
     ) -> Stager:
-        """Return a stager for batch `number`: ``with sink.stage(7, epoch=e) as stager``.
+        """Return a writer of records for batch `number`: ``with sink.stage(7, epoch=e) as stager``.
 
         After the block, `Stager.staged` is passed to `commit`. Any number of writers, also in other
         processes, may stage records for a batch, under the epoch that its driver began.
@@ -102,20 +102,21 @@ class Sink:
         fingerprint: str = "",
         timeout: float | None = None,
     ) -> CommitResult:
-        """Commit a batch: these stages, in all their partitions, and nothing else that was staged for it.
+        """Commit batch `number`: the records of `stages`, and nothing else that was staged for the batch.
 
-        It returns when all partitions have published their records. Batches are committed one after the
-        other, with rising numbers. If another client began `epoch`, ``"already"`` is also returned when an
-        earlier attempt of this very commit succeeded. `fingerprint` is any text of up to 200 characters that
-        identifies the batch; `describe` returns that of the last one.
+        Return, when all partitions show the records, ``"applied"``; or ``"already"`` if this batch or a later
+        one was committed before. Batches are committed one after the other, with rising numbers. If another
+        client began `epoch`, ``"already"`` is also returned if an earlier attempt of this very commit
+        succeeded. `fingerprint` is any text of up to 200 characters that identifies the batch; `describe`
+        returns that of the last one.
 
         Raises:
             Fenced: another client has begun a newer epoch. The error's `outcome` is ``unknown`` if an earlier
                 attempt of this commit may have been decided before that.
             OutcomeUnknown: no node could say in time whether the batch was committed. Call `begin` again:
-                after that `committed` says it.
+                then `committed` has the number of the last batch.
             Late: the delivery of a job that the batch acknowledges had expired; nothing is committed.
-            Error: (``no_stage``) stages are gone; (``other_batch``) this number is committed with
+            Error: (``no_stage``) staged records were dropped; (``other_batch``) this number is committed with
                 another fingerprint; (``in_progress``) another batch is acknowledging one of the jobs.
         """
         return self._portal.run(

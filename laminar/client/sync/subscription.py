@@ -19,10 +19,11 @@ T = TypeVar("T")
 
 
 class Subscription(Generic[T]):
-    """``with topic.subscribe(group="billing") as records: for record in records: ...``.
+    """This program's membership in a consumer group: it reads the partitions that the group assigns to it.
 
-    If the block ends without an exception, it commits what the loop's body has seen. In any case it releases
-    the partitions.
+    ``with topic.subscribe(group="billing") as records: for record in records: ...``. If the block ends
+    without an exception, the records that the loop's body has got are committed. In any case the partitions
+    are released.
     """
 
     def __init__(self, portal: Portal, subscription: aio_subscription.Subscription[T]) -> None:

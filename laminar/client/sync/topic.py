@@ -76,7 +76,7 @@ class Topic(Generic[T]):
         The value may have any length; only a few parts of it are held in memory. No reader sees the record
         before all of it is durable. The topic's codec is not used. A value of at most `part_bytes` becomes an
         ordinary record. `timeout` in seconds is how long a part may be without its answer, over all retries.
-        If this raises, nothing is appended, except that `OutcomeUnknown` leaves it open.
+        If this raises `OutcomeUnknown`, the record may be appended or not; after any other error it is not.
         """
         run = self._portal.run
         upload = run(
@@ -106,7 +106,7 @@ class Topic(Generic[T]):
         end: DeliverAt | None = None,
         key: str | bytes | None = None,
     ) -> Iterator[DelayedRecord]:
-        """Yield the records that are pending, in order of their times: from `start` to before `end`."""
+        """Yield the pending delayed records, by time: of `key`, if given, from `start` to before `end`."""
         asked = asked_of(start, end, key)
         after: str | None = None
         while True:
@@ -139,13 +139,13 @@ class Topic(Generic[T]):
         Appends that run at the same time are joined into batches. A record is never appended twice.
         `trace_id`, 32 hexadecimal digits or 16 bytes, is kept with the record.
 
-        With `delay`, in seconds or as a `timedelta`, or at `deliver_at`, a `datetime` or milliseconds since
-        the epoch, readers get the record later. Then the receipt has the record's id, `scheduled`, and no
-        offset; if the time has passed when it arrives, the record is appended at once. A delay counts from
+        Readers get the record later if `delay` (seconds or a `timedelta`) or `deliver_at` (a `datetime` or
+        milliseconds since the epoch) is given. Then the receipt has the record's id, `scheduled`, and no
+        offset; if the time has passed when the record arrives, it is appended at once. A delay counts from
         this call, by this machine's clock.
 
         Raises:
-            ConfigError: both are given, or one is malformed; or `trace_id` is malformed.
+            ConfigError: both `delay` and `deliver_at` are given, or an argument is malformed.
             OutcomeUnknown: the deadline passed without a receipt.
         """
         return self._portal.run(
@@ -172,15 +172,15 @@ class Topic(Generic[T]):
         window: int = 4,
         timeout: float | None = None,
     ) -> Producer[T]:
-        """Return a producer: batches of up to `batch_bytes`, up to `window` of a partition in flight.
+        """Return a producer, which sends records in order: up to `window` batches of a partition in flight.
 
-        A record is sent when a batch is full, or at once if its partition has nothing in flight. `timeout` in
-        seconds is how long a record may be without its receipt, over all retries.
+        A batch of `batch_bytes` is sent when it is full, a smaller one at once if its partition has nothing
+        in flight. `timeout` in seconds is how long a record may be without its receipt, over all retries.
 
         With a `name`, this producer is the only one of that name: an earlier one is refused from now on
-        (`Fenced`). By the numbers given to `send` this producer continues where the earlier one ended, and
-        appends no record twice. Leaders accept its batches before these are durable; the producer keeps the
-        records until they are.
+        (`Fenced`). The program numbers its records (`number` of `send`), so that a later run continues after
+        the last durable one and appends no record twice. Leaders accept the batches of a named producer
+        before these are durable; the producer keeps the records until they are.
         """
         return Producer(
             self._portal,
@@ -192,7 +192,7 @@ class Topic(Generic[T]):
     def datagrams(
         self, *, secret: str | None = None, partitions: int | None = None, timeout: float | None = None
     ) -> Datagrams[T]:
-        """Return a sender of small batches by datagram, for a program that keeps no connection.
+        """Return a sender of small batches by UDP datagram, for a program that keeps no connection.
 
         `secret` is the cluster's secret, ``LAMINAR_SECRET`` if left out; a cluster without a secret needs
         none. `partitions` is the number of the topic's partitions: if it is given, no request is sent over
@@ -222,14 +222,14 @@ class Topic(Generic[T]):
 
         `start` is ``"earliest"``, ``"latest"``, ``"-1h"``, a time, or ``{partition: offset}``. With `follow`
         the reader continues for ever. With `from_leader` it reads from leaders only; without it from any
-        replica that has all that this client has seen. `read_ahead_bytes` holds for each partition,
-        `fetch_bytes` for each request. `timeout` in seconds is the deadline of each request.
+        replica that has all that this client has seen. `read_ahead_bytes` limits what is buffered of each
+        partition, `fetch_bytes` each request; `timeout` in seconds is the deadline of each request.
 
-        With `tag` only records with this tag are read, with `headers` only those with all of these. What is
-        left out counts as read: positions, and so the cursor, move past it. A node sends no batch that cannot
-        hold the tag; headers are compared here.
+        With `tag` only records with this tag are read, with `headers` only those with all of these headers.
+        Records that are left out count as read: positions, and so the cursor, move past them. Nodes
+        leave out most batches without the tag; the exact comparison is done in the client.
 
-        If records were trimmed before they were read, `OffsetExpired` is raised, which names the cursor; with
+        If records were trimmed before they were read, `OffsetExpired` is raised; with
         ``on_expired="earliest"`` reading continues with the records that are left. If records are damaged on
         all replicas, or their producer wrote a batch that cannot be decoded, reading fails; with
         ``on_damage="skip"`` it continues after them. `Reader.skipped` has the ranges that were left out.
@@ -284,16 +284,18 @@ class Topic(Generic[T]):
         reads all partitions, with a cursor of its own under its name, `member`. A new group begins at
         `start`: ``"earliest"``, ``"latest"`` or a time. A member whose session was not renewed for `session`
         seconds (2 to 60, the same for all members) counts as dead, and others continue at its committed
-        positions. A member that has to release a partition gets up to `handover` seconds to commit the
-        records that it was given of it. `on_expired` and `on_damage` are those of `read`.
+        positions. A member that has to release a partition has up to `handover` seconds to commit the records
+        of it that the program was given. `on_expired` and `on_damage` are those of `read`.
 
-        `tag` and `headers` choose records as in `read`. What is left out is committed with the records before
-        it, and once a second where the program has nothing to commit. Give all members the same: each record
-        goes to one member, and is read by no other if that one leaves it out.
+        `tag` and `headers` choose records as in `read`. All members must use the same filter: each record
+        goes to one member only, so no member reads a record that this one leaves out. Records that are left
+        out are committed together with those before them, and once a second if there are no others to commit.
 
-        When a partition has ended, as after a split, those that follow it are read once all of it is
-        committed. If the loop's body has been given all of it, and has waited for its next record for a
-        session, the subscription commits that; without `commit_ends` only `commit` does.
+        A split or another change of the topic's partitions ends some of them, and new ones take their keys.
+        The group reads the new partitions only once all records of the ended ones are committed. So that a
+        program that commits rarely does not stop there, the subscription commits the rest of an ended
+        partition itself if the program was given all of it and has then waited `session` seconds for another
+        record. With ``commit_ends=False`` it does not: then the program must call `commit`.
         """
         return Subscription(
             self._portal,
@@ -342,11 +344,12 @@ class Topic(Generic[T]):
         self._portal.run(lambda: self._twin.set_cursor(name, positions, force=force))
 
     def rewind_cursor(self, name: str, to: str | Mapping[int, int]) -> CursorInfo:
-        """Set a cursor in all partitions, and take it from the members of its group that own them.
+        """Move a cursor, also in partitions that members of its group own; return its new description.
 
-        `to` is ``"earliest"``, ``"latest"`` or a time as `offsets` takes it; or positions by partition, where
-        the cursor stays as it is in all others. It is needed where the topic's partitions have changed: there
-        `set_cursor` takes no cursor off the end of a partition that has ended. Repeat it if it fails.
+        `to` is ``"earliest"``, ``"latest"`` or a time as `offsets` takes it, for all partitions; or positions
+        by partition, and the cursor stays as it is in all others. Use it, not `set_cursor`, to move a cursor
+        back over a split, merge or move of partitions: `set_cursor` cannot move it off the end of a partition
+        that has ended. If this call fails, repeat it: members read nothing before it has succeeded.
         """
         return self._portal.run(lambda: self._twin.rewind_cursor(name, to))
 
@@ -355,15 +358,15 @@ class Topic(Generic[T]):
         self._portal.run(lambda: self._twin.delete_cursor(name))
 
     def channel(self, name: str, *, exist_ok: bool = False, **settings: Any) -> Channel[T]:
-        """Return a channel, to receive its jobs. With settings, or `exist_ok`, it is created.
+        """Return a channel, to receive its jobs. With settings, or `exist_ok`, the channel is created.
 
-        ``topic.channel("billing")`` returns an existing one. With ``order="key"`` or other settings
-        (those of docs/channels.md) it is created; with `exist_ok` an existing one with these settings is
-        returned.
+        ``topic.channel("billing")`` returns an existing channel. With ``order="key"`` or other settings
+        (those of docs/channels.md) a channel is created; if `exist_ok` is true, a channel that exists with
+        these settings is returned.
 
         Raises:
-            NotFound: there is no such channel, and the call creates none.
-            AlreadyExists: it exists with other settings; or it exists, and `exist_ok` is false.
+            NotFound: there is no such channel, and neither settings nor `exist_ok` were given.
+            AlreadyExists: the channel exists with other settings; or it exists, and `exist_ok` is false.
         """
         return Channel(
             self._portal, self._portal.run(lambda: self._twin.channel(name, exist_ok=exist_ok, **settings))
@@ -400,16 +403,17 @@ class Topic(Generic[T]):
     def set_channel(
         self, name: str, settings: Mapping[str, Any], *, version: int | None = None
     ) -> ChannelInfo:
-        """Change settings of a channel; None sets the default, and others stay as they are.
+        """Change the given settings of a channel, a value of None to its default; return the new description.
 
         Raises:
             NotFound: there is no such channel.
-            PreconditionFailed: the channel has not this `version`; or others changed it, again and again.
+            PreconditionFailed: the channel's version is not `version`; or, without `version`, other clients
+                changed the channel during each of several attempts.
         """
         return self._portal.run(lambda: self._twin.set_channel(name, settings, version=version))
 
     def delete_channel(self, name: str) -> None:
-        """Delete a channel and its state of each record; do nothing if there is none."""
+        """Delete a channel, and what it knows of each record; do nothing if there is no such channel."""
         self._portal.run(lambda: self._twin.delete_channel(name))
 
     def search(
@@ -430,10 +434,11 @@ class Topic(Generic[T]):
     ) -> Search:
         """Return a search for the records that meet all given conditions: ``for record in ...``.
 
-        `contains` is text in the value, `json` a path in it and the value there: ``("flight.from", "ORY")``.
-        `start` and `end` are ends of the log, times of append, or offsets by partition. Records of a
-        partition come in order, or with `newest` backwards; partitions come as they are read. Of each value
-        `value_bytes` are shown. The search reports its progress, and the ranges that it could not search.
+        `contains` is a text that the value contains. `json` is a path in a JSON value and what is found
+        there: ``("flight.from", "ORY")``. `start` and `end` are ``"earliest"``, ``"latest"``, times of
+        append, or offsets by partition. Records of one partition come in order of their offsets, or backwards
+        if `newest` is true; partitions are interleaved. The first `value_bytes` of each value are returned.
+        The `Search` also reports its progress, and the ranges that it could not search.
         """
         return Search(
             self._portal,
@@ -466,10 +471,9 @@ class Topic(Generic[T]):
         limit: int | None = None,
         value_bytes: int = VALUE_BYTES,
     ) -> Search:
-        """Return a search without end, over what is appended from now on, or from `start`.
+        """Return a search without end: over records as they are appended, from now on or from `start`.
 
-        It follows all partitions on one connection, also those that are made meanwhile; the rest is as for
-        `search`.
+        It follows all partitions over one connection, also new ones. The conditions are those of `search`.
         """
         return Search(
             self._portal,
@@ -487,7 +491,7 @@ class Topic(Generic[T]):
         )
 
     def history(self, partition: int, offset: int, *, timeout: float | None = None) -> RecordHistory:
-        """Return the history of a record: its append, deliveries, retries and end, from the partition's log.
+        """Return the history of a record from the partition's log: its append, deliveries and outcomes.
 
         Raises:
             NotFound: there is no such record yet.
@@ -499,40 +503,42 @@ class Topic(Generic[T]):
 
         Raises:
             NotFound: no delayed record of the topic has this id.
-            OffsetExpired: ``ended``, it was published or cancelled, but which of them is no longer known.
+            OffsetExpired: (``ended``) the record was published or cancelled some time ago: which of the two
+                is no longer known.
         """
         return self._portal.run(lambda: self._twin.delayed(id))
 
     def cancel_delayed(self, id: str, *, timeout: float | None = None) -> DelayedState:
-        """Cancel a delayed record: its state is ``cancelled``, or ``published`` if it is too late.
+        """Cancel a delayed record; return its state: ``cancelled``, or ``published`` if it was too late.
 
-        The answer is exact, and the call may be repeated. Raises as `delayed`.
+        The call may be repeated. It raises the errors of `delayed`.
         """
         return self._portal.run(lambda: self._twin.cancel_delayed(id, timeout=timeout))
 
     def move_delayed(
         self, id: str, *, deliver_at: DeliverAt | Literal["now"], timeout: float | None = None
     ) -> DelayedState:
-        """Change the time of a delayed record; ``"now"`` publishes it.
+        """Change the time of a delayed record (``"now"`` publishes it); return its state.
 
-        Its state is ``pending``, or what it was already. The call may be repeated. Raises as `delayed`.
+        A record that was published or cancelled before stays as it is. The call may be repeated. It raises
+        the errors of `delayed`.
         """
         return self._portal.run(lambda: self._twin.move_delayed(id, deliver_at=deliver_at, timeout=timeout))
 
     def count_delayed(
         self, *, bucket: Delay | None = None, start: DeliverAt | None = None, end: DeliverAt | None = None
     ) -> list[DelayedCount]:
-        """Count the pending records by spans of `bucket` (seconds, or a `timedelta`); without it, all in one.
+        """Count the pending delayed records by spans of time, each `bucket` long (seconds, or a `timedelta`).
 
-        Spans without records are left out.
+        Without `bucket` the result has one count of all records. Spans without records are left out.
 
         Raises:
-            Error: ``invalid``, records are pending in more than 10,000 spans.
+            Error: (``invalid``) records are pending in more than 10,000 spans.
         """
         return self._portal.run(lambda: self._twin.count_delayed(bucket=bucket, start=start, end=end))
 
     def describe(self) -> TopicInfo:
-        """Return the topic's description."""
+        """Return the topic's description: partitions, replicas, settings."""
         return self._portal.run(lambda: self._twin.describe())
 
     def partitions(self) -> list[PartitionInfo]:
@@ -540,11 +546,11 @@ class Topic(Generic[T]):
         return self._portal.run(lambda: self._twin.partitions())
 
     def partition_of(self, key: str | bytes) -> int:
-        """Return the partition that takes the records of a key by the topic's present route."""
+        """Return the number of the partition to which records of this key are appended now."""
         return self._portal.run(lambda: self._twin.partition_of(key))
 
     def route(self) -> RouteInfo:
-        """Return the route of the topic: which partition holds which keys, and where others ended."""
+        """Return the route of the topic: which partition takes which keys, and where earlier ones ended."""
         return self._portal.run(lambda: self._twin.route())
 
     def split(
@@ -559,17 +565,21 @@ class Topic(Generic[T]):
         force: bool = False,
         detach: bool = False,
     ) -> RouteInfo:
-        """Split a partition; return the new route once it is the topic's.
+        """Split a partition into new ones by key; return the topic's new route when the split is done.
 
-        `at` is the logical partition, or several, with which a new part begins, or a key (text or bytes) with
-        whose logical partition one does. Without it the partition is cut `into` parts that divide its newest
-        records evenly. `wait` in seconds is how long the change may wait for stages and uploads in the
-        partition before it is cancelled; with `abandon` these are dropped then. With `force` the parts take
-        records though the partition has no leader: only where the topic's `order` is weak. Nodes in `avoid`
-        get no replica of the parts. With `detach` return once the change has begun.
+        Keys are hashed to 65,536 *logical partitions*, and each partition holds a range of these. `at` says
+        where a new partition begins: at one or several logical partitions, or at that of a key (text or
+        bytes). Without `at` the partition is cut `into` parts that divide its newest records evenly.
+
+        `wait` is how many seconds the change may wait for open transactions and uploads in the partition;
+        after that it is cancelled or, with `abandon`, drops them. With `force` the new partitions take
+        records although the old one has no leader: allowed only if the topic's `order` is weak. Nodes in
+        `avoid` get no replica of the new partitions. With `detach` the call returns once the change has
+        begun.
 
         Raises:
-            Error: ``route_cancelled``; ``in_progress``, another change of the topic is under way.
+            Error: (``route_cancelled``) the change was cancelled; (``in_progress``) another change of the
+                topic's route is under way.
         """
         return self._portal.run(
             lambda: self._twin.split(
@@ -587,7 +597,7 @@ class Topic(Generic[T]):
         force: bool = False,
         detach: bool = False,
     ) -> RouteInfo:
-        """Merge partitions that are neighbours by key range to one; the rest is as for `split`."""
+        """Merge partitions with neighbouring key ranges into one; other arguments are those of `split`."""
         return self._portal.run(
             lambda: self._twin.merge(
                 partitions, avoid=avoid, wait=wait, abandon=abandon, force=force, detach=detach
@@ -604,10 +614,10 @@ class Topic(Generic[T]):
         force: bool = False,
         detach: bool = False,
     ) -> RouteInfo:
-        """Replace a partition by a new one, which takes the records of its keys from now on.
+        """Replace a partition by a new one, which takes new records of its keys, for example on other nodes.
 
-        What the partition holds stays where it is until it is read and reclaimed. With `avoid` the new one is
-        on other nodes than these. The rest is as for `split`.
+        Records of the old partition stay where they are until they are read and reclaimed. Nodes in `avoid`
+        get no replica of the new partition. The other arguments and the result are those of `split`.
         """
         return self._portal.run(
             lambda: self._twin.move(
@@ -618,25 +628,25 @@ class Topic(Generic[T]):
     def wait_for_route(
         self, version: int, *, wait: float = 60.0, progress: Callable[[Mapping[str, Any]], None] | None = None
     ) -> RouteInfo:
-        """Wait for the end of a change that was begun with `detach`; return the new route.
+        """Wait for the end of a split, merge or move that was begun with `detach`; return the new route.
 
-        `version` is that of the route which the change makes, and `wait` the seconds that it may wait for its
-        partitions. Until its end `progress` is called each second with its description, as the route
-        ``GET /v1/topics/{topic}/routes/{version}`` gives it, on the client's loop: it must not block.
+        `version` is the version of the new route (`RouteInfo.changing`), `wait` that of the call which began
+        the change. Until the change ends, `progress` is called each second with its description (the answer
+        of ``GET /v1/topics/{topic}/routes/{version}``), on the client's loop: it must not block.
 
         Raises:
-            Error: ``route_cancelled``, with what it waited for.
-            TimedOut: a minute after `wait` it was not done; it goes on.
+            Error: (``route_cancelled``) the change was cancelled; the message says what it waited for.
+            TimedOut: the change was not done a minute after `wait` seconds; it goes on.
         """
         return self._portal.run(lambda: self._twin.wait_for_route(version, wait=wait, progress=progress))
 
     def cancel_change(self) -> int | None:
-        """Cancel the change of the route that is under way; return the version that it would have made.
+        """Cancel the split, merge or move that is under way; return the version of its new route.
 
-        None if no change is under way.
+        Return None if no change is under way.
 
         Raises:
-            Error: ``in_progress``, its partitions end already.
+            Error: (``in_progress``) it is too late: the partitions that the change replaces are ending.
         """
         return self._portal.run(lambda: self._twin.cancel_change())
 
@@ -647,13 +657,18 @@ class Topic(Generic[T]):
         records.
 
         Raises:
-            NotDrained: cursors are not at its end: ``limit`` has them.
-            Error: ``invalid``, it takes records, or partitions before it are to be reclaimed first.
+            NotDrained: cursors or channels have not acknowledged all of its records: ``limit`` names them.
+            Error: (``invalid``) the partition has not ended, or partitions that it replaced are to be
+                reclaimed first.
         """
         return self._portal.run(lambda: self._twin.reclaim(partition))
 
     def offsets(self, at: str = "latest") -> dict[int, int]:
-        """Return by partition the offset at `at`: ``"earliest"``, ``"latest"`` or a time."""
+        """Return an offset by partition: that of the first record at or after `at`.
+
+        `at` is ``"earliest"`` (the first offset that is kept), ``"latest"`` (the end offset), ``"-1h"`` or a
+        time.
+        """
         return self._portal.run(lambda: self._twin.offsets(at))
 
     def delete_before(
@@ -661,7 +676,7 @@ class Topic(Generic[T]):
     ) -> Trimmed:
         """Remove a partition's records before `offset` for good; only whole batches, so a few may be kept.
 
-        With `dry_run` nothing is removed: the result says what would be. Repeating the call does no harm.
+        With `dry_run` nothing is removed, and the result says what would be. The call may be repeated.
         """
         return self._portal.run(
             lambda: self._twin.delete_before(offset, partition=partition, dry_run=dry_run, timeout=timeout)

@@ -1,9 +1,10 @@
 """Sinks and transactions on an event loop: batches committed whole, once, and in order.
 
-A program that does everything itself uses `Transaction`. `Sink` has the single steps, for a driver with
-workers in other processes: the driver begins the sink, workers stage records under its epoch and return
-`Staged` values to the driver, and the driver commits these. Staged records are invisible until then. The
-cluster drops stages that are never committed.
+A *sink* is a name under which the cluster remembers the number of the last committed batch, and the *epoch*:
+the number by which it refuses all writers but the newest. A program that does everything itself uses
+`Transaction`. `Sink` has the single steps, for a driver with workers in other processes: the driver begins an
+epoch, workers stage records under it (store them, still invisible) and return `Staged` values to the driver,
+and the driver commits these. The cluster drops staged records that are never committed.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ CommitResult = Literal["applied", "already"]
 
 
 class Sink:
-    """A named sequence of batches; made by ``client.sink(name)`` without I/O."""
+    """A named sequence of batches, each committed whole, once; made by ``client.sink(name)`` without I/O."""
 
     def __init__(self, session: Session, name: str) -> None:
         self.name = name
@@ -57,7 +58,7 @@ class Sink:
 
     @property
     def epoch(self) -> int | None:
-        """This client's epoch; None before `begin`, and before its first transaction."""
+        """The epoch of the sink that this client began last; None before `begin` or the first transaction."""
         return self._epoch.number if self._epoch.begun else None
 
     @property
@@ -68,7 +69,7 @@ class Sink:
     async def begin(
         self, *, epoch: int | None = None, once: bool = False, timeout: float | None = None
     ) -> int:
-        """Begin a new epoch of the sink and return it; drivers of older epochs cannot commit any more.
+        """Begin a new epoch of the sink; return its number. Clients of older epochs cannot commit any more.
 
         `epoch` may name the epoch to begin: one more than `describe` reported. It lets workers stage under
         this epoch before it has begun. `once` makes it a single-use sink: the cluster may forget the name
@@ -94,10 +95,10 @@ class Sink:
         return found.epoch
 
     async def ready(self, *, timeout: float | None = None) -> int:
-        """Return this client's epoch; begin one if there is none, or if a commit under it failed.
+        """Return this client's epoch; begin a new one first if there is none or a commit under it failed.
 
         Raises:
-            Fenced: it is known that another client began the sink since.
+            Fenced: another client has begun a newer epoch since.
         """
         async with self._beginning:
             own = self._epoch
@@ -110,13 +111,13 @@ class Sink:
             return await self._begin(timeout)
 
     async def describe(self, *, timeout: float | None = None) -> SinkInfo:
-        """Return the sink as it is now. Raises `NotFound` before its first `begin`."""
+        """Return the sink's description from the cluster. Raises `NotFound` before its first `begin`."""
         return SinkInfo.from_answer(
             (await self._session.call("GET", sink_path(self.name), timeout_s=timeout)).json()
         )
 
     async def delete(self, *, timeout: float | None = None) -> None:
-        """Delete the sink: its driver cannot commit any more, and stages that are not committed are dropped.
+        """Delete the sink: no client can commit under it any more, and staged records are dropped.
 
         Committed records stay. A sink that is begun under this name later is a new one, without batches.
 
@@ -129,7 +130,9 @@ class Sink:
         self._epoch = Epoch()
 
     async def expect(self, epoch: int, *, timeout: float | None = None) -> int:
-        """Return the number of the last committed batch, -1 before the first.
+        """Check that no epoch newer than `epoch` has begun; return the number of the last committed batch.
+
+        It is -1 before the first.
 
         Raises:
             Fenced: the sink's epoch is newer than `epoch`.
@@ -148,7 +151,7 @@ class Sink:
         buffer_bytes: int = DEFAULT_BUFFER_BYTES,
         timeout: float | None = None,
     ) -> Stager:
-        """Return a stager for batch `number`: ``async with sink.stage(7, epoch=e) as stager``.
+        """Return a writer of records for batch `number`: ``async with sink.stage(7, epoch=e) as stager``.
 
         After the block, `Stager.staged` is passed to `commit`. Any number of writers, also in other
         processes, may stage records for a batch, under the epoch that its driver began.
@@ -166,20 +169,21 @@ class Sink:
         fingerprint: str = "",
         timeout: float | None = None,
     ) -> CommitResult:
-        """Commit a batch: these stages, in all their partitions, and nothing else that was staged for it.
+        """Commit batch `number`: the records of `stages`, and nothing else that was staged for the batch.
 
-        It returns when all partitions have published their records. Batches are committed one after the
-        other, with rising numbers. If another client began `epoch`, ``"already"`` is also returned when an
-        earlier attempt of this very commit succeeded. `fingerprint` is any text of up to 200 characters that
-        identifies the batch; `describe` returns that of the last one.
+        Return, when all partitions show the records, ``"applied"``; or ``"already"`` if this batch or a later
+        one was committed before. Batches are committed one after the other, with rising numbers. If another
+        client began `epoch`, ``"already"`` is also returned if an earlier attempt of this very commit
+        succeeded. `fingerprint` is any text of up to 200 characters that identifies the batch; `describe`
+        returns that of the last one.
 
         Raises:
             Fenced: another client has begun a newer epoch. The error's `outcome` is ``unknown`` if an earlier
                 attempt of this commit may have been decided before that.
             OutcomeUnknown: no node could say in time whether the batch was committed. Call `begin` again:
-                after that `committed` says it.
+                then `committed` has the number of the last batch.
             Late: the delivery of a job that the batch acknowledges had expired; nothing is committed.
-            Error: (``no_stage``) stages are gone; (``other_batch``) this number is committed with
+            Error: (``no_stage``) staged records were dropped; (``other_batch``) this number is committed with
                 another fingerprint; (``in_progress``) another batch is acknowledging one of the jobs.
         """
         own = self._epoch
@@ -214,7 +218,10 @@ class Sink:
     async def _prepare_all(
         self, number: int, epoch: int, parts: list[StagedPart], timeout: float | None
     ) -> list[dict[str, Any]]:
-        """Prepare the stages of each partition in a request of its own; return the commit's parts."""
+        """Ask each partition to promise its stages, in requests of their own; return the commit's parts.
+
+        A commit that would be too large names only their numbers then.
+        """
         at_once = asyncio.Semaphore(PINNED_AT_ONCE)
 
         async def prepare(part: StagedPart) -> dict[str, Any]:
@@ -293,7 +300,7 @@ class Sink:
         timeout: float | None = None,
         guard: contextlib.AbstractContextManager[Any] | None = None,
     ) -> StageSender:
-        """Return a StageSender for batch `number`.
+        """Return a sender of records for batch `number`; begin an epoch first if `epoch` is None.
 
         Its stage numbers start at a random value so that two writers of one batch do not collide.
         """
@@ -316,10 +323,10 @@ class Sink:
 
 
 class Stager:
-    """A stager of records for one batch of a sink. Leaving its block waits until all is durable, or raises.
+    """A writer that stages records for one batch of a sink: stores them in their partitions, still invisible.
 
-    Call `append`, and await `room` often enough that the buffer does not overflow; `append_all` does that by
-    itself.
+    Leaving its block waits until all of them are durable, or raises. Call `append`, and await `room` often
+    enough that the buffer does not overflow; `append_all` does that by itself.
     """
 
     def __init__(
@@ -345,7 +352,7 @@ class Stager:
 
     @property
     def staged(self) -> Staged:
-        """The stages, to be passed to `Sink.commit`; it can be pickled. Known after the block."""
+        """A description of the staged records for `Sink.commit`; it can be pickled. Known after the block."""
         if self._staged is None:
             raise ConfigError("`staged` is available after the stager's block has ended", code="not_staged")
         return self._staged
@@ -387,7 +394,7 @@ class Stager:
 
         Raises:
             Overloaded: (``buffer_full``) far more was added than the buffer holds, without awaiting `room`.
-            Error: what stopped the staging, if anything did.
+            Error: staging has failed before; this is its error.
         """
         sender = self.sender
         if sender.stages.buffered_bytes > self._buffer_bytes * OVERFLOW:
@@ -413,15 +420,15 @@ class Stager:
             sender.wake()
 
     async def ack(self, *jobs: Job[Any]) -> None:
-        """Acknowledge jobs of channels with this batch: all of it is committed, or nothing.
+        """Acknowledge jobs of channels with this batch: they are acknowledged if and only if it is committed.
 
         Nothing is sent before the commit, so the jobs must not expire before then. During the commit they do
-        not expire. If the batch is committed they are acknowledged; else their time starts again. Do not
-        acknowledge them by `Job.ack`, too; that is late until the batch has ended.
+        not expire; if it fails, their time starts again. Do not call `Job.ack` for them, too: until the batch
+        has ended that raises `Late`.
 
         Raises:
-            Error: (``already_committed``) this batch was committed before, so it can't be with these jobs;
-                (``invalid``) they are more than a batch may have.
+            Error: (``already_committed``) this batch was committed before, without these jobs; (``invalid``)
+                the jobs are more than a batch may have.
         """
         self.add_acks(jobs)
 
@@ -446,7 +453,7 @@ class Stager:
     async def append_all(
         self, topic: str | Named, records: Iterable[tuple[Key, Any]] | AsyncIterable[tuple[Key, Any]]
     ) -> int:
-        """Add every (key, value), waiting for room as needed; return the number of records."""
+        """Append every (key, value), waiting for room as needed; return the number of records."""
         count = 0
         if isinstance(records, AsyncIterable):
             async for key, value in records:
@@ -478,10 +485,11 @@ class Stager:
 
 
 class Transaction(Stager):
-    """One batch of a sink: the end of its block commits it. After an exception nothing of it is visible.
+    """One batch of a sink: the end of its block commits the batch. After an exception nothing is visible.
 
-    `already` says that this batch was committed before: then appended records are not sent, and the block may
-    be left at once. `result` is ``"applied"`` or ``"already"`` after the block, None before.
+    `already` is true if this batch was committed before: then appended records are not sent, and the block
+    may be left at once. `result` is None before the end of the block, then ``"applied"`` (the block committed
+    the batch) or ``"already"``.
     """
 
     result: CommitResult | None = None
@@ -521,7 +529,7 @@ class Transaction(Stager):
 
 
 def _document(part: StagedPart, *, prepared: bool = False) -> dict[str, Any]:
-    """Return a part as a commit has it; `prepared`: its stages are prepared already.
+    """Return a part as the body of a commit has it; `prepared` says that its stages are prepared already.
 
     It has `acks` only if there are some: nodes before code version 5 refuse a field that they do not know.
     """

@@ -1,10 +1,11 @@
-"""The sender of stages: it sends the stages of one writer of a batch, several at a time.
+"""The sender of stages (records stored in their partitions, invisible until the sink's batch is committed).
 
-`policy.staging` makes the decisions, this module sends. A stage gets its number before it is sent, so it can
-be sent again until its deadline, for example after an election, and a partition takes it once. If a stage
-fails for good, the whole batch fails: a part of the appended records is never committed.
+It sends the stages of one writer of a batch, several at a time; `policy.staging` makes the decisions. A stage
+gets its number before it is sent, so it can be sent again until its deadline, for example after an election,
+and a partition stores it once. If a stage fails for good, the whole batch fails: a part of the appended
+records is never committed.
 
-It runs on the session's loop. The synchronous face fills it from other threads, under `guard`.
+A sender runs on the session's loop. The synchronous face adds records from other threads, under `guard`.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ WIDTH = 16
 
 
 class Named(Protocol):
-    """A topic object of the asynchronous or the synchronous face."""
+    """A topic object, of the asynchronous or the synchronous face: a name and a codec."""
 
     name: str
 
@@ -45,7 +46,8 @@ class Named(Protocol):
 class StageSender:
     """A sender of the stages for batch `number` of a sink, under `epoch`.
 
-    `failure` is the error that stopped it; `on_progress` is called on the loop after each stage that ended.
+    `failure` is the error that stopped it, if any. `on_progress` is called on the loop each time a request
+    has ended.
     """
 
     def __init__(
@@ -92,10 +94,10 @@ class StageSender:
         trace_id: TraceId | None,
         partition: int | None,
     ) -> bool:
-        """Gather a record; return whether the caller has to call `wake`. The caller holds the guard.
+        """Add a record; return whether the caller must call `wake` now. The caller holds the guard.
 
         Raises:
-            Error: an error stopped the staging before, or the record cannot be staged.
+            Error: staging has failed before, or the record cannot be staged.
         """
         if self.failure is not None:
             raise self.failure
@@ -124,13 +126,13 @@ class StageSender:
         return self.failure is None and not self.already and not self.closed
 
     def wake(self) -> None:
-        """Schedule sending."""
+        """Schedule sending, on the loop's thread."""
         if not self._woken:
             self._woken = True
             self._loop.call_soon(self._pump)
 
     def wake_from_thread(self) -> None:
-        """Do as `wake`, from another thread."""
+        """Schedule sending, from another thread."""
         if not self._woken:
             self._woken = True
             self._loop.call_soon_threadsafe(self._pump)
@@ -181,7 +183,10 @@ class StageSender:
             self.stages.know(topic, places.route)
 
     async def _renew(self, topic: str, version: int) -> None:
-        """Cut again what ended partitions did not take, when the route is known and nothing is under way."""
+        """Divide the records that ended partitions refused by the topic's next route, once it is known.
+
+        First wait until no stage of the topic is under way, so that the order is kept.
+        """
         deadline_s = self._loop.time() + self._timeout_s
         backoff = Backoff(rng=self._session.rng)
         try:
@@ -206,7 +211,7 @@ class StageSender:
             self._renewing.discard(topic)
 
     async def _answered(self, topic: str) -> None:
-        """Wait until a stage that is under way has its answer."""
+        """Wait until some request that is under way has ended."""
         others = [task for task in self._under_way if task is not asyncio.current_task()]
         assert others, f"nothing of {topic} is under way"
         await asyncio.wait(others, return_when=asyncio.FIRST_COMPLETED)
@@ -259,7 +264,7 @@ class StageSender:
             raise self.failure
 
     async def finish(self) -> Staged:
-        """Stage all records, and return what was staged; raise the error that stopped it, if any."""
+        """Stage all remaining records; return a description of all that was staged, or raise the failure."""
         closed_all = False
         while self._going:
             if not closed_all and not self.stages.unknown():
@@ -311,7 +316,7 @@ async def post_stage(
     route: int,
     timeout_s: float | None = None,
 ) -> None:
-    """Stage `frame` as stage `stage` of batch `number`; return when it is replicated.
+    """Send `frame` to its partition as stage `stage` of batch `number`; return when it is replicated.
 
     `route` is the version of the route by which the partition was chosen.
 
@@ -319,7 +324,7 @@ async def post_stage(
     by the stage's number.
 
     Raises:
-        Error: the cluster refused it; the code is `already_committed` if the batch was committed before.
+        Error: the cluster refused the stage; (`already_committed`) the batch was committed before.
     """
     await session.call(
         "POST",
@@ -333,9 +338,9 @@ async def post_stage(
 
 
 async def _leader(session: Session, topic: str, partition: int, timeout_s: float | None) -> str | None:
-    """Return the leader's URL, to ask it first; None if it is not known or failed lately.
+    """Return the URL of the partition's leader; None if the leader is not known or failed lately.
 
-    Any other node would forward the stage, so its bytes would be sent twice.
+    A stage sent to any other node would be forwarded, and its bytes sent twice.
     """
     places = await session.topic_map(topic, timeout_s=timeout_s)
     url = places.leader(partition)
