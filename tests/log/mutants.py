@@ -67,6 +67,14 @@ def _one(name: str, module: str, function: str, old: str, new: str, *tests: str)
 
 MUTANTS = (
     _one(
+        "rows of other frames are looked for before the bytes that were read",
+        "format.index_entry",
+        "is_frame_at",
+        "start < 0 or ",
+        "",
+        "tests/log/segment/test_index.py::test_a_read_ends_before_whole_rows_of_other_entries",
+    ),
+    _one(
         "the scrubber reads what is not in its segment yet",
         "integrity.scrubber",
         "Scrubber._verify",

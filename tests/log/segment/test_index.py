@@ -282,6 +282,28 @@ def test_an_index_that_does_not_hold_is_made_anew(fault: str) -> None:
     run(main())
 
 
+@pytest.mark.parametrize("chunk", [2, 4])
+def test_a_read_ends_before_whole_rows_of_other_entries(chunk: int) -> None:
+    """Whether those lie before or after the frames of the read; the next read mends them."""
+
+    async def main() -> None:
+        disk = FaultDisk()
+        await _filled(disk)
+        storage = open_inline(disk, settings=_ONE_SEGMENT)
+        log = storage.logs[1]
+        file = disk.open(f"{log.files.directory}/{index_name(1)}")
+        size = CHUNK_ROWS * ROW_SIZE
+        file.pwritev([bytes(file.pread(size, INDEX_HEAD_SIZE + chunk * size))], INDEX_HEAD_SIZE + 3 * size)
+        first = 3 * CHUNK_ROWS - 5
+
+        assert 6 == len(await log.read(first, first + 20, max_bytes=1 << 20))
+        assert 20 == len(await log.read(first + 6, first + 25, max_bytes=1 << 20))
+        assert 26 == len(await log.read(first, first + 25, max_bytes=1 << 20))
+        assert not log.quarantine
+
+    run(main())
+
+
 @pytest.mark.parametrize("with_index", [True, False])
 def test_a_rotten_header_is_bridged(with_index: bool) -> None:
     """With its row the entry's term is known; without, the log is marked; the rest is served."""
