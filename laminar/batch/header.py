@@ -572,7 +572,7 @@ def as_published(staged: Buffer, *, publish: Header, base_offset: int) -> SplitF
 
 
 def replace_body(frame: Buffer, changed: bytearray) -> bytearray:
-    """Copy the header of `frame` over the first bytes of `changed`, set length and checksums; return it."""
+    """Copy the header of `frame` over the start of `changed`, set length and checksums; return `changed`."""
     changed[:HEADER_SIZE] = memoryview(frame)[:HEADER_SIZE]
     with memoryview(changed) as view:
         _BODY_LENGTH.pack_into(changed, _BODY_LENGTH_AT, len(changed) - HEADER_SIZE)

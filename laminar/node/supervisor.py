@@ -105,7 +105,7 @@ def serve(
 ) -> int:
     """Run a node until it is asked to stop; return the exit code. Call it in the process's only thread.
 
-    A node that cannot start logs the reason and returns 1; or 2 if Python runs with -O, or would take one
+    A node that cannot start logs the reason and returns 1; or 2 if Python runs with -O, or would import one
     of our packages from another place.
     """
     set_up_logging(process=settings.node or "supervisor", level=settings.log_level, style=settings.log_format)

@@ -25,7 +25,7 @@ class ShardPlace:
 
 
 class SharedPorts:
-    """A table from the URL of a shard's own port to its `ShardPlace`; requested at the first unknown URL.
+    """A table from the URL of a shard's own port to its `ShardPlace`, requested from a node when needed.
 
     `nodes` are URLs of shared ports to begin with; any shard may answer there. `ask` sends ``GET
     /v1/cluster`` to one of them; it raises `ConnectionFailed` without an answer.

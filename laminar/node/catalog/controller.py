@@ -162,7 +162,7 @@ class Controller(Process):
         return self._replica.group
 
     def state(self) -> CatalogState:
-        """Return this node's copy of the catalog; while that is empty, the catalog from its joining."""
+        """Return this node's copy of the catalog; while that is empty, the one got at joining."""
         return self.directory.state()
 
     def knows(self, node: str) -> bool:
@@ -200,7 +200,7 @@ class Controller(Process):
         return self.directory.address(peer.node) if peer.role == 0 else super().address_of_peer(peer)
 
     def holder_address(self, node: str, entry: ReplicaEntry) -> Address | None:
-        """Return the address of the controller on `node`."""
+        """Return the address of the process on `node` that holds its replica of group 0: its controller."""
         return self.directory.address(node)
 
     def holders_of(self, entry: ReplicaEntry, replica: Replica | None) -> list[str]:

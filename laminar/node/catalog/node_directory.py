@@ -49,7 +49,7 @@ class NodeDirectory:
         self._addresses.announce(self._gossip.members(), cluster=self._cluster)
 
     def state(self) -> CatalogState:
-        """Return this node's copy of the catalog; while that is empty, the catalog from its joining."""
+        """Return this node's copy of the catalog; while that is empty, the one got at joining."""
         state = self.group.catalog.state() if self.group is not None else CatalogState()
         return state if state.version > 0 else self._addresses.joined
 

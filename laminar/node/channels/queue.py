@@ -146,9 +146,9 @@ class Queue:
     # -- the next records --------------------------------------------------------------------
 
     def next_time(self) -> float | None:
-        """Return the earliest time at which a record is due or a delivery expires; None if none is open.
+        """Return the earliest time at which a record is due or a delivery expires; None if there is none.
 
-        Outdated entries may make it too early.
+        It may be too early, which does no harm, because entries of ended deliveries are removed late.
         """
         times = [heap[0][0] for heap in (self._deadlines, self._waiting) if heap]
         return min(times, default=None)

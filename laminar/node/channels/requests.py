@@ -1,4 +1,4 @@
-"""Requests of consumers about records that were given out, and the answers."""
+"""Requests that report the outcome of delivered records (ack, nack, release, extend), and their answers."""
 
 from __future__ import annotations
 

@@ -52,7 +52,10 @@ class Budget(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Found(NamedTuple):
-    """A record that is aside. With `is_read` False it could not be read, so its key and tag are unknown."""
+    """A found record that is aside: it failed, and waits for another attempt or is dead.
+
+    With `is_read` False it could not be read, so its key and tag are unknown.
+    """
 
     offset: int
     aside: Aside

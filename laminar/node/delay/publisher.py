@@ -128,7 +128,7 @@ class Publisher:
     # -- the record of a number ------------------------------------------------------------
 
     async def state(self, number: int) -> State:
-        """Return the committed state of a record by its number. Leader only.
+        """Return the committed state of a delayed record by its number. Leader only.
 
         A record whose cancellation is forgotten counts as published: see `DelayedRecords.forgotten_ms`.
 

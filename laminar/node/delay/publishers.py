@@ -27,9 +27,10 @@ async def _nobody(partition: Partition, request: DelayedBatchRequest) -> Delayed
 
 
 class Publishers:
-    """The publishers (with carrier and sender) of a shard's partitions.
+    """The objects that a shard keeps for each partition with delayed records, created when first needed.
 
-    They are created when first needed.
+    They are the publisher (which appends records when their time has come), the carrier (which copies pending
+    records, so that the log can be trimmed) and the sender (which hands records to another partition).
     """
 
     def __init__(self) -> None:

@@ -9,7 +9,9 @@ import msgspec
 
 
 class RouteProgress(msgspec.Struct, frozen=True):
-    """What the change of a topic's route waits for, and why the last one was cancelled.
+    """The progress of changes to a topic's route (which partition holds which keys).
+
+    It tells what the change under way waits for, and why the previous change was cancelled, if it was.
 
     Only the catalog's leader has this, in memory: the catalog does not record it, and a new leader begins
     without it.

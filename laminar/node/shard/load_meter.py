@@ -94,7 +94,7 @@ class LoadMeter:
         return msgspec.msgpack.encode(await self.report())
 
     async def report(self) -> LoadReport:
-        """Return the average load up to now; at the first question all rates are 0."""
+        """Return the load now: rates are moving averages of about a minute, and 0 in the first call."""
         now_ms = self._clock.monotonic_ms()
         passed_s = (now_ms - self._asked_ms) / 1000
         self._asked_ms = now_ms

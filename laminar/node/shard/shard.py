@@ -517,7 +517,7 @@ class Shard(Process):
     # -- replicas ------------------------------------------------------------------------
 
     def knows(self, node: str) -> bool:
-        """Return whether the view has a node of this name."""
+        """Return whether the view (this shard's copy of the catalog) has a node of this name."""
         return node in self.view.nodes()
 
     def known_boot(self, node: str) -> BootRecord | None:

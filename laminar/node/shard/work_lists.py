@@ -61,7 +61,7 @@ Rule = Callable[[PartitionRecord, Partition | None], bool]
 
 
 class WorkList:
-    """The list of one duty: the keys (``topic/number``) of the partitions that it has to look at."""
+    """The work list of a duty (periodic task) of a shard: keys (``topic/number``) of partitions to check."""
 
     __slots__ = ("is_due", "keys", "name")
 

@@ -12,7 +12,7 @@ _SHOWN_BELOW = 0x530
 
 
 def number(value: float) -> str:
-    """Return a number of 100 or more, or a whole one, as ``1,234``; any other with three digits."""
+    """Return a number of 100 or more, or a whole one, as ``1,234``; others with three digits, ``0.123``."""
     return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.3g}"
 
 

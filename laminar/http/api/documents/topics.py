@@ -177,7 +177,7 @@ class Topic(Answer):
 class TopicPage(Answer):
     """A page of the list of topics, with `next` if there are more; `total` counts the topics of all pages.
 
-    `silent` names the nodes that did not report all partitions they lead, if sums were requested.
+    `silent` names the nodes that did not report all partitions they lead, if the request asked for `stats`.
     """
 
     topics: list[Topic]
@@ -187,7 +187,7 @@ class TopicPage(Answer):
 
 
 class DeletedTopic(Answer):
-    """A topic that was deleted."""
+    """The answer to the deletion of a topic."""
 
     topic: str
     state: Literal["deleted"] = field(default="deleted")

@@ -28,7 +28,10 @@ class Operations:
         self._wanted = Wanted(CatalogState())
 
     def of(self, state: CatalogState, *, alive: Collection[str]) -> list[Operation]:
-        """Return the operations, sorted by id. `alive` are the nodes that gossip counts as alive."""
+        """Return the operations under way (drains, pins, moves, replica changes) in `state`, sorted by id.
+
+        `alive` are the nodes that gossip counts as alive; an operation that waits for another node says so.
+        """
         self._wanted.follow(state)
         found = [_drain(state, name, alive=alive) for name, node in state.nodes.items() if node.draining]
         found += [each for topic in state.topics.values() for each in _of_topic(state, topic)]

@@ -108,9 +108,10 @@ class AuditLog:
     def __init__(
         self, services: ShardServices, append: Append, make_topic: MakeTopic, *, makes_topic: bool
     ) -> None:
-        """Write with `append`.
+        """Create the log, which writes its records to the topic `_audit` with `append`.
 
-        Without `makes_topic`, the log notes nothing while topic `_audit` does not exist.
+        If the topic does not exist and `makes_topic` is true, `make_topic` creates it. If `makes_topic` is
+        false, records are dropped until the topic exists.
         """
         self._services = services
         self._append = append

@@ -199,7 +199,7 @@ class ReplicaStatus:
 
 
 def key_route(route: Route) -> KeyRoute:
-    """Return the JSON document of a topic's route."""
+    """Return the JSON document of a topic's route (which partition holds which keys)."""
     return msgspec.convert(route.answer(), KeyRoute)
 
 
