@@ -63,6 +63,8 @@ class Browser:
 
     def check(self, what: str) -> None:
         """Note serious faults of accessibility, an error on the page, and a page that scrolls sideways."""
+        # A colour is judged when its transition has ended.
+        self.page.evaluate("Promise.allSettled(document.getAnimations().map((each) => each.finished))")
         self.page.evaluate(self.axe)
         found = self.page.evaluate("axe.run(document, {resultTypes: ['violations']})")
         for rule in found["violations"]:

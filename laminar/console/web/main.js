@@ -179,6 +179,7 @@ function App() {
   useEffect(() => {
     const moved = () => setParts(where());
     addEventListener("hashchange", moved);
+    moved(); // the address may have changed since the first rendering
     onSignOut((why) => {
       setMe(null);
       setReason(why);
