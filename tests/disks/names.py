@@ -7,6 +7,7 @@ those before it along that concern the same file. What is lost is simply forgott
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import random
@@ -262,7 +263,9 @@ class RealNames(Names):
         node.parent, node.name = directory, name
 
     def _take(self, directory: Directory, name: str, node: Node) -> None:
-        if isinstance(node, Directory):
-            shutil.rmtree(node.real_path)
-        else:
-            os.unlink(node.real_path)
+        # A process that was forked while the change was unsynced has it too, and may have committed it first.
+        with contextlib.suppress(FileNotFoundError):
+            if isinstance(node, Directory):
+                shutil.rmtree(node.real_path)
+            else:
+                os.unlink(node.real_path)
