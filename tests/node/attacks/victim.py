@@ -25,18 +25,39 @@ class Victim:
         return max(rss_bytes(pid) for pid in self.pids)
 
     def unharmed(self) -> bool:
-        """Whether it still has the same processes, and an innocent client's append is taken."""
+        """Return True if it still has the same processes, and an innocent client's append is taken.
+
+        Raises:
+            AssertionError: the append is refused, or a process ended; the text says which.
+        """
         answer = self.http.post("/v1/topics/innocent/partitions/0/records", content=b"x" * 100)
-        return answer.status_code == 201 and descendants(os.getpid()) >= self.pids
+        assert 201 == answer.status_code, answer.text
+        assert self.pids <= processes_of(self.http.base_url.host), "a process ended"
+        return True
 
 
 @contextmanager
 def victim(**settings: str | int) -> Iterator[Victim]:
     """One node of one shard, with a topic `innocent` of one partition."""
-    before = descendants(os.getpid())
     with serve(settings=settings) as url, httpx.Client(base_url=url, timeout=30, trust_env=False) as client:
         assert 201 == client.put("/v1/topics/innocent", json={"partitions": 1}).status_code
-        yield Victim(client, frozenset(descendants(os.getpid()) - before))
+        pids = frozenset(processes_of(client.base_url.host))
+        assert 3 == len(pids), "a supervisor, a controller and a shard"
+        yield Victim(client, pids)
+
+
+def processes_of(host: str) -> set[int]:
+    """Return the processes of the node whose address is `host`, and no others of this process."""
+    mark = f"LAMINAR_HOST={host}".encode()
+    return {pid for pid in descendants(os.getpid()) if mark in environment_of(pid)}
+
+
+def environment_of(pid: int) -> list[bytes]:
+    """Return the environment that a process was started with; nothing for one that ended."""
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return []
 
 
 def descendants(pid: int) -> set[int]:
