@@ -76,6 +76,7 @@ MODULES = (
     "laminar.http.api.append_body",
     "laminar.node.api.records.append",
     "laminar.node.api.app",
+    "laminar.node.api.admission",
     "laminar.node.partition.reads",
     "laminar.node.partition.cursor_commands",
     "laminar.node.partition.state.state",

@@ -95,7 +95,7 @@ def unauthorized(detail: str) -> Problem:
 
 
 def principal_of(request: Request) -> Principal:
-    """Return the principal of a request that was admitted (`laminar.node.api.app`)."""
+    """Return the principal of a request that was admitted (`laminar.node.api.admission`)."""
     memo = request.head.memo
     principal: Principal | None = None if memo is None else memo.principal
     if principal is None:

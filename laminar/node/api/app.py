@@ -1,7 +1,7 @@
 """The application that a shard's HTTP server serves: from a route's operation to its handler.
 
 Handlers of the hot path (append to a partition led here) return a future and make no task; all others are
-coroutines. The checks of a request's head, which precede the read of its body, are here.
+coroutines. The checks of a request's head, which precede the read of its body, are in `admission`.
 """
 
 from __future__ import annotations
@@ -9,39 +9,21 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
-
-import msgspec
+from typing import TYPE_CHECKING
 
 from laminar.http.api.append_body import NDJSON_TYPE, Append
 from laminar.http.api.cross_site import Sites
 from laminar.http.api.deadlines import COMMIT_CHECK_S, COMMIT_WAIT_S
-from laminar.http.api.documents import server as documents
-from laminar.http.api.documents.shared import MAX_PARTITIONS, MAX_REPLICAS
-from laminar.http.api.documents.transactions import MAX_STAGES
 from laminar.http.api.names import AUDIT_TOPIC, SYSTEM_TOPICS, TRACE_TOPIC
-from laminar.http.api.parameters import (
-    IMPORT,
-    MAX_FETCH_BYTES,
-    MAX_FETCH_RECORDS,
-    MAX_UPLOAD_PARTS,
-    MAX_WAIT_MS,
-)
-from laminar.http.api.problem_response import problem_response
+from laminar.http.api.parameters import IMPORT
 from laminar.http.api.problems import Problem
 from laminar.http.api.records import Limits
-from laminar.http.api.routes import NEEDS, ROUTES
-from laminar.http.protocol.flows import Flow
-from laminar.http.protocol.messages import WAIT, Later, Request, Response
-from laminar.http.protocol.request_head import (
-    LONGEST_HEAD_BYTES,
-    LONGEST_TARGET_BYTES,
-    MOST_HEADERS,
-    RequestHead,
-)
+from laminar.http.api.routes import ROUTES
+from laminar.http.protocol.messages import Later, Request, Response
+from laminar.http.protocol.request_head import RequestHead
 from laminar.node.access.guard import Guard
 from laminar.node.access.metering import metered
-from laminar.node.access.principals import ANONYMOUS, UNPROVEN, Principal, principal_of
+from laminar.node.access.principals import Principal
 from laminar.node.api.admin.balance import BalanceRoutes
 from laminar.node.api.admin.led_partitions import LedPartitions
 from laminar.node.api.admin.limits import LimitRoutes
@@ -51,7 +33,8 @@ from laminar.node.api.admin.partitions import PlacementRoutes
 from laminar.node.api.admin.seen_views import METHOD as VIEW_SEEN
 from laminar.node.api.admin.seen_views import SeenViews
 from laminar.node.api.admin.tokens import TokenRoutes
-from laminar.node.api.audit.audit_log import REFUSED, Asked, AuditLog, Source, by_datagram
+from laminar.node.api.admission import OF_ADMINS, Admission, asked
+from laminar.node.api.audit.audit_log import AuditLog, Source, by_datagram
 from laminar.node.api.bundle.bundle import BundleRoute
 from laminar.node.api.channels.channels import ChannelRoutes
 from laminar.node.api.channels.gates import ChannelGates
@@ -66,27 +49,21 @@ from laminar.node.api.cluster.cut_points import CutPoints
 from laminar.node.api.cluster.health import Watch
 from laminar.node.api.cluster.key_routes import KeyRoutes
 from laminar.node.api.cluster.replica_status import PartitionRoutes, ReplicaStatus
+from laminar.node.api.cluster.request_limits import RequestLimitsRoute
 from laminar.node.api.cluster.route_changes import RouteChanges
 from laminar.node.api.cluster.topic_sums import TopicSumsRoute
 from laminar.node.api.cluster.topics import TopicRoutes
 from laminar.node.api.common.forwarding import (
     FOR_PRINCIPAL,
-    FORWARDED,
     IN_TURNS,
     Exchange,
-    Forwarder,
     Step,
     answering,
-    ask_for,
     asking,
-    decode_for_principal,
-    decode_passed,
-    encode_response,
     requester_of,
 )
 from laminar.node.api.common.leader_call import LeaderCall
 from laminar.node.api.common.leader_lookup import Locator
-from laminar.node.api.common.passed_turns import PassedTurns
 from laminar.node.api.common.placement_call import PlacementCall
 from laminar.node.api.common.services import HostServices
 from laminar.node.api.common.topic_lookup import TopicLookup
@@ -109,11 +86,11 @@ from laminar.node.api.matched import Matched, matched_of
 from laminar.node.api.metrics.durations import Durations
 from laminar.node.api.metrics.route import MetricsRoute
 from laminar.node.api.metrics.shard_numbers import ShardNumbers
+from laminar.node.api.passed_requests import PassedRequests
 from laminar.node.api.records.append import AppendRoutes
-from laminar.node.api.records.damaged_reads import LOCAL
 from laminar.node.api.records.datagrams import Datagrams
 from laminar.node.api.records.delete_records import DeleteRecordsRoute
-from laminar.node.api.records.fetch import FetchRoutes, expected_bytes
+from laminar.node.api.records.fetch import FetchRoutes
 from laminar.node.api.records.new_ids import NewIds
 from laminar.node.api.records.producer_progress import ProducerProgressRoutes
 from laminar.node.api.records.record_value import RecordValueRoutes
@@ -126,25 +103,16 @@ from laminar.node.api.transactions.abandoned_stages import AbandonedStages
 from laminar.node.api.transactions.producers import ProducerRoutes
 from laminar.node.api.transactions.sinks import SinkRoutes
 from laminar.node.host.settings import TOKENS
-from laminar.node.transactions.uploads import MAX_OPEN
-from laminar.node.transport.transport import Peer
 
 if TYPE_CHECKING:
     from laminar.node.runtime.process import Method
 
 
-# Operations that only a partition's leader carries out, and for which a client may ask to be redirected to
-# it.
-_REDIRECTED_APPENDS = frozenset({"append_to_partition", "upload_part", "publish_upload"})
-
 _IMPORT = IMPORT.name.lower()
 
-# Operations of admins, which the audit records; of `_CHECKED_LATER` it records what their handlers refuse.
-_OF_ADMINS = frozenset(operation for operation, needs in NEEDS.items() if needs.what == "admin")
+# The audit records operations of admins; of `_CHECKED_LATER` it records what their handlers refuse.
 _CHECKED_LATER = frozenset({"begin_producer", "prepare_stages", "commit_batch"})
-_AUDITED = _OF_ADMINS | _CHECKED_LATER
-# The internal topics that are written by requests of nodes.
-_WRITTEN_BY_NODES = frozenset((AUDIT_TOPIC, TRACE_TOPIC))
+_AUDITED = OF_ADMINS | _CHECKED_LATER
 _AUDIT_TARGET = f"/v1/topics/{AUDIT_TOPIC}/partitions/0/records"
 
 # Operations whose bodies are records. A large one is parsed in a thread.
@@ -171,9 +139,6 @@ class Api:
         most_bytes = settings.max_append_bytes
         self.limits = Limits(
             max_body_bytes=most_bytes, max_record_bytes=min(Limits().max_record_bytes, most_bytes)
-        )
-        self._sites = Sites(
-            [settings.host, settings.advertise_host, socket.gethostname(), *settings.hosts], settings.origins
         )
         self._guard: Guard | None = None
         if settings.access == TOKENS:
@@ -271,7 +236,20 @@ class Api:
             new_ids=new_ids,
         )
         self._topics = topics
-        self._passed = PassedTurns(lambda: host.turns, in_progress=lambda: host.transport.calls_in_progress)
+        self._admission = Admission(
+            host,
+            self._guard,
+            topics,
+            self._locator,
+            self._audit,
+            sites=Sites(
+                [settings.host, settings.advertise_host, socket.gethostname(), *settings.hosts],
+                settings.origins,
+            ),
+            max_body_bytes=self.limits.max_body_bytes,
+        )
+        self.head = self._admission.head  # directly, as `answered` is
+        request_limits = RequestLimitsRoute(self.limits, max_upload_bytes=settings.max_upload_bytes)
         self._handlers: dict[str, Handler] = {
             "list_topics": topic_routes.topics,
             "create_topic": topic_routes.create,
@@ -363,7 +341,7 @@ class Api:
             "livez": cluster.livez,
             "readyz": cluster.readyz,
             "version": cluster.version,
-            "limits": self._limits,
+            "limits": request_limits.limits,
             "metrics": metrics.metrics,
             "console": console.index,
             "console_file": console.file,
@@ -372,7 +350,7 @@ class Api:
             "docs": cluster.docs,
         }
         # Transport methods that clients' requests call at other shards.
-        self._steps: dict[str, Step] = {
+        client_steps: dict[str, Step] = {
             "describe": states.on_describe,
             "cursor": steps.on_cursor,
             "take_cursor": cursor_places.on_take_cursor,
@@ -390,10 +368,11 @@ class Api:
             "sinks": sinks.on_sinks,
             "look_up": to_topics.on_look_up,
         }
-        assert self._steps.keys() == IN_TURNS, self._steps.keys() ^ IN_TURNS
+        assert client_steps.keys() == IN_TURNS, client_steps.keys() ^ IN_TURNS
+        passed = PassedRequests(host, self._guard, client_steps, carry_out=self._carry_out)
         self.methods: dict[str, Method] = {
-            "http": answering(self._on_http),
-            FOR_PRINCIPAL: answering(self._on_for_principal),
+            "http": answering(passed.on_http),
+            FOR_PRINCIPAL: answering(passed.on_for_principal),
             "leader": answering(self._locator.on_leader),
             "cuts": answering(cut_points.on_cuts),
             "drained": answering(gates.on_drained),
@@ -414,7 +393,7 @@ class Api:
             "node_health": answering(health.on_node_health),
             "shard_bundle": bundle.on_shard_bundle,
             "node_bundle": answering(bundle.on_node_bundle),
-        } | {name: answering(handler) for name, handler in self._steps.items()}
+        } | {name: answering(handler) for name, handler in client_steps.items()}
         unanswered = {route.operation for route in ROUTES} ^ self._handlers.keys()
         assert not unanswered, f"routes without a handler, or handlers without a route: {unanswered}"
         # An append that waits for the outcome of a partition's seal does not wake its quiesced group.
@@ -424,89 +403,6 @@ class Api:
         host.every(COMMIT_CHECK_S, self._sweep, to_the_end=True)
 
     # -- the application -------------------------------------------------------------------
-
-    def head(self, request: Request) -> Response | None:
-        """Check a request's head before its body is read: access, the body's size, whether to redirect.
-
-        Returns:
-            The answer if the head settles it (a redirect or a refusal), or None to go on with the body.
-        """
-        try:
-            # An equal head has been admitted.
-            matched: Matched = request.head.memo or self._admit(request.head)
-            refusal = None if self._guard is None else self._let_in(self._guard, request, matched)
-        except Problem as problem:
-            if problem.status in REFUSED:
-                self._audit.failed(self._refused(request), problem, is_call=False)
-            raise
-        if refusal is not None:
-            return refusal
-        try:
-            return self._check(request, matched)
-        except Problem as problem:
-            if matched.operation in _OF_ADMINS or matched.is_systems:
-                self._audit.failed(_asked(request, matched), problem, is_call=True)
-            raise
-
-    def _admit(self, head: RequestHead) -> Matched:
-        """Return the route of a head that is seen for the first time.
-
-        Raises:
-            Problem: the route does not exist, or a cross-site or reserved header is refused.
-        """
-        self._sites.check(head)
-        if FORWARDED in head.headers:
-            raise Problem(
-                "invalid",
-                "this header is reserved for requests between nodes",
-                field=FORWARDED,
-                value="1",
-            )
-        return matched_of(head)
-
-    def _refused(self, request: Request) -> Asked:
-        """Return the client and operation of a refused request for the audit, as far as they are known."""
-        matched: Matched | None = request.head.memo
-        if self._guard is None or matched is None:
-            return Asked(request, UNPROVEN)
-        certificate = getattr(request.connection, "certificate", None)
-        principal = self._guard.who(request.head, matched.operation, certificate=certificate)
-        return Asked(request, principal, matched.operation, matched.params)
-
-    def _datagram_refused(
-        self, topic: str, partition: int, credential: str, peer: str, problem: Problem
-    ) -> None:
-        """Note in the audit that a datagram of a known credential was refused, as for a request over HTTP."""
-        record = self._host.view.credentials.get(credential)
-        if record is not None:
-            asked = by_datagram(topic, partition, Principal(record.name, credential=record.id), peer)
-            self._audit.failed(asked, problem, is_call=topic in SYSTEM_TOPICS)
-
-    def _check(self, request: Request, matched: Matched) -> Response | None:
-        """Check a permitted request: its topic, the size of its body, and whether to redirect it."""
-        if matched.is_systems:
-            matched.check_system()
-        operation, params = matched.operation, matched.params
-        length = request.head.content_length  # 0 of a body that comes chunked
-        if length:
-            _check_document(matched, length)
-            if length > self.limits.max_body_bytes:
-                raise Problem(
-                    "too_large",
-                    "the request body is too large",
-                    field="content-length",
-                    value=length,
-                    limit=self.limits.max_body_bytes,
-                )
-        if operation == "fetch":
-            request.answer_bytes = expected_bytes(request.query)
-        if operation == "append_to_partition" and matched.place not in self._host.partitions:
-            if not self._known(matched):
-                return None
-            self._topics.partition_record(params["topic"], params["partition"])
-        if "laminar-redirect" in request.headers:
-            return self._redirect(request, matched)
-        return None
 
     def parse(self, request: Request) -> Append | None:
         """Return the decoded records of an append or stage; None for other requests. Called in a thread."""
@@ -523,7 +419,7 @@ class Api:
             if principal is None:
                 raise AssertionError(f"{matched.operation} was not permitted to any principal")
             if principal.found_in is not None and not self._guard.holds(principal):
-                matched = self._permitted_again(self._guard, request, matched)
+                matched = self._admission.permit_again(self._guard, request, matched)
         answer: Response | Awaitable[Response]
         if matched.operation in _AUDITED:
             answer = self._audited(request, matched)
@@ -533,35 +429,22 @@ class Api:
             return answer
         return asking(requester_of(request, self._host.node), answer)
 
-    def _permitted_again(self, guard: Guard, request: Request, matched: Matched) -> Matched:
-        """Check access again: the view has changed since the check of the head, perhaps minutes ago.
-
-        Raises:
-            Problem: 401 `unauthorized`, 403 `forbidden`, 503 `not_ready`. Nothing was carried out.
-        """
-        try:
-            self._permit(guard, request, matched)
-        except Problem as problem:
-            if problem.status in REFUSED:
-                self._audit.failed(self._refused(request), problem, is_call=False)
-            raise
-        return matched_of(request.head)
-
     async def _audited(self, request: Request, matched: Matched) -> Response:
         """Answer a request and note in the audit how it ended. The answer does not wait for the audit."""
-        is_call = matched.operation in _OF_ADMINS
+        is_call = matched.operation in OF_ADMINS
         try:
             answer = self._carry_out(request, matched)
             response = answer if isinstance(answer, Response) else await answer
         except BaseException as error:
-            self._audit.failed(_asked(request, matched), error, is_call=is_call)
+            self._audit.failed(asked(request, matched), error, is_call=is_call)
             raise
         if is_call:
-            self._audit.answered(_asked(request, matched), response)
+            self._audit.answered(asked(request, matched), response)
         return response
 
     def _carry_out(self, request: Request, matched: Matched) -> Response | Awaitable[Response]:
-        _check_document(matched, len(request.body))
+        if matched.most_document_bytes is not None:
+            matched.check_document(len(request.body))
         if matched.may_wait:
             full = request.connection.read_refusal()
             if full is not None:
@@ -607,114 +490,6 @@ class Api:
         if topic is not None and _IMPORT in request.headers:
             self._imports.note(topic, request.headers[_IMPORT])
 
-    def _let_in(self, guard: Guard, request: Request, matched: Matched) -> Response | None:
-        """Check a principal's access and limits; return None to go on, or else the answer of `head`.
-
-        Raises:
-            Problem: 401 `unauthorized`, 403 `forbidden`, 429 `quota`, 503 `not_ready`.
-        """
-        connection = request.connection
-        try:
-            principal = self._permit(guard, request, matched)
-        except Problem:
-            if connection.flow is None and guard.unproven.meter is not None:
-                connection.join(guard.unproven.meter.flow)
-            raise
-        meter = principal.meter
-        if meter is None:
-            return None
-        if connection.flow is not meter.flow:
-            problem = meter.connection_refusal()
-            if problem is not None:
-                response = problem_response(problem)
-                response.close = True
-                return response
-            connection.join(meter.flow)
-            if meter.flow.is_spent:
-                return WAIT
-        if meter.is_limited and matched.is_counted:
-            try:
-                meter.admit(request.content_length or 0, self._host.clock.monotonic_ms())
-            except Problem as problem:
-                response = problem_response(problem)
-                if not principal.may("admin", ""):  # an operator's next request may be one without a limit
-                    response.mute_s = (problem.retry_after_ms or 0) / 1000
-                return response
-        return None
-
-    @staticmethod
-    def _permit(guard: Guard, request: Request, matched: Matched) -> Principal:
-        """Return the principal of a request after checking that it may make the request.
-
-        A principal by a token is remembered with the head, which contains the token. Any other (by a
-        certificate or anonymous) is remembered with the connection, as connections share equal heads.
-
-        Raises:
-            Problem: 401 `unauthorized`, 403 `forbidden`, 503 `not_ready`.
-        """
-        if matched.principal is not None and guard.holds(matched.principal):
-            return matched.principal
-        head, connection, operation = request.head, request.connection, matched.operation
-        certificate = getattr(connection, "certificate", None)  # only a connection with TLS has one
-        needs = NEEDS[operation]
-        if _IMPORT in head.headers and needs.what in ("read", "write"):
-            needs = needs._replace(what="admin")  # else a writer could append to a topic under import
-        principal = guard.permit(head, operation, needs, matched.params, certificate=certificate)
-        if head.headers.get("authorization"):
-            head.memo = matched._replace(principal=principal)
-        else:
-            connection.context = principal
-        return principal
-
-    def _redirect(self, request: Request, matched: Matched) -> Response | None:
-        """Return a 307 to the shard that serves the request: that of the leader, or of any replica.
-
-        Returns None if this shard serves the request, no such shard is known, or the operation has no
-        redirects.
-        """
-        operation, params = matched.operation, matched.params
-        appends = operation in _REDIRECTED_APPENDS
-        if not appends and operation not in ("fetch", "fetch_one", "offsets"):
-            return None
-        topic = params["topic"]
-        replica = None if matched.place is None else self._host.partitions.get(matched.place)
-        needs_leader = appends or request.query.get("read") == "leader" or operation == "offsets"
-        if replica is not None and (not needs_leader or replica.context.leads):
-            return None
-        if LOCAL in request.headers or FORWARDED in request.headers or not self._known(matched):
-            return None
-        try:
-            number = self._topics.partition_record(topic, params["partition"]).number
-        except Problem:
-            return None  # the handler answers with the reason: the partition may be reclaimed
-        if needs_leader:
-            where = self._locator.known_leader(topic, number)
-        else:
-            where = next(iter(self._locator.replicas(topic, number)), None)
-        if where is None or where.url == self._host.view.shard_url(self._host.node, self._host.number):
-            return None
-        return Response(307, [("Location", where.url + request.target), ("Laminar-Leader", where.url)])
-
-    def _limits(self, request: Request) -> Response:
-        """Answer GET /v1/limits."""
-        return Response.json(
-            documents.RequestLimits(
-                **msgspec.structs.asdict(self.limits),
-                max_head_bytes=LONGEST_HEAD_BYTES,
-                max_head_fields=MOST_HEADERS,
-                max_target_bytes=LONGEST_TARGET_BYTES,
-                max_fetch_bytes=MAX_FETCH_BYTES,
-                max_fetch_records=MAX_FETCH_RECORDS,
-                max_wait_ms=MAX_WAIT_MS,
-                max_partitions=MAX_PARTITIONS,
-                max_replicas=MAX_REPLICAS,
-                max_upload_parts=MAX_UPLOAD_PARTS,
-                max_stages_of_partition=MAX_STAGES,
-                max_uploads_of_partition=MAX_OPEN,
-                max_upload_bytes_of_partition=self._host.settings.max_upload_bytes,
-            )
-        )
-
     # -- life ------------------------------------------------------------------------------
 
     @property
@@ -731,42 +506,18 @@ class Api:
         self._datagrams.close()
         self._audit.close()
 
-    # -- for other shards ------------------------------------------------------------------
+    # -- what its parts ask of it ----------------------------------------------------------
 
-    async def _on_http(self, peer: Peer, payload: bytes) -> Any:
-        passed = decode_passed(payload)
-        head = RequestHead(passed.method, passed.target, passed.headers)
-        # The node that took the request has checked its principal's grants, and has recorded it in its audit.
-        matched = matched_of(head)
-        if matched.operation != "append_to_partition" or matched.params["topic"] not in _WRITTEN_BY_NODES:
-            matched.check_system()
-        if passed.principal or self._guard is not None:
-            head.memo = matched = matched._replace(principal=Principal(passed.principal or ANONYMOUS))
-        request = Request(head, passed.body, Forwarder(peer, passed.address))
-        who = requester_of(request, self._host.node)
-        ask_for(who, is_passed=True)
-        flow = self._flow_of(who.principal)
-        if flow is None:
-            answer = self._carry_out(request, matched)
-            return encode_response(answer if isinstance(answer, Response) else await answer)
-        return encode_response(
-            await self._passed.answer(flow, len(passed.body), lambda: self._carry_out(request, matched))
-        )
-
-    async def _on_for_principal(self, peer: Peer, payload: bytes) -> Any:
-        asked = decode_for_principal(payload)
-        step = self._steps.get(asked.method)
-        if step is None:
-            raise LookupError(f"{asked.method!r} is asked for no client")
-        ask_for(asked.who(peer), is_passed=True)
-        flow = self._flow_of(asked.principal)
-        if flow is None:
-            return await step(peer, asked.payload)
-        return await self._passed.call(flow, len(payload), lambda: step(peer, asked.payload))
-
-    def _flow_of(self, principal: str) -> Flow | None:
-        """Return the flow (a principal's fair share) of a forwarded request; None without access control."""
-        return None if self._guard is None else self._guard.meter_of(principal).flow
+    def _datagram_refused(
+        self, topic: str, partition: int, credential: str, peer: str, problem: Problem
+    ) -> None:
+        """Note in the audit that a datagram of a known credential was refused, as for a request over HTTP."""
+        record = self._host.view.credentials.get(credential)
+        if record is not None:
+            sender = Principal(record.name, credential=record.id)
+            self._audit.failed(
+                by_datagram(topic, partition, sender, peer), problem, is_call=topic in SYSTEM_TOPICS
+            )
 
     async def _append_to_audit(self, lines: bytes, key: str) -> None:
         """Append records to `_audit`, here or at its leader.
@@ -811,18 +562,3 @@ def _no_room(under_way: int, most: int) -> Problem:
         retry_after_ms=NO_ROOM_MS,
         outcome="not_applied",
     )
-
-
-def _check_document(matched: Matched, size: int) -> None:
-    """Refuse a JSON body that is too large to be decoded on the event loop.
-
-    Raises:
-        Problem: 413 `too_large`.
-    """
-    most = matched.most_document_bytes
-    if most is not None and size > most:
-        raise Problem("too_large", "the document is too large", field="body", value=size, limit=most)
-
-
-def _asked(request: Request, matched: Matched) -> Asked:
-    return Asked(request, principal_of(request), matched.operation, matched.params)

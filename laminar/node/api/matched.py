@@ -91,6 +91,16 @@ class Matched(NamedTuple):
                 outcome="not_applied",
             )
 
+    def check_document(self, size: int) -> None:
+        """Refuse a JSON body that is too large to be decoded on the event loop.
+
+        Raises:
+            Problem: 413 `too_large`.
+        """
+        most = self.most_document_bytes
+        if most is not None and size > most:
+            raise Problem("too_large", "the document is too large", field="body", value=size, limit=most)
+
 
 def matched_of(head: RequestHead) -> Matched:
     """Return the match of a head.

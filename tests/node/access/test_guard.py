@@ -18,7 +18,7 @@ from laminar.node.access.certificates import subject_of
 from laminar.node.access.guard import Guard
 from laminar.node.access.principals import principal_of
 from laminar.node.access.tokens import NewToken, id_of, new_token, proves
-from laminar.node.api.app import Api
+from laminar.node.api.admission import permit
 from laminar.node.api.matched import Matched
 from laminar.node.runtime import join_proof
 from laminar.node.runtime.cluster_view import View
@@ -264,14 +264,14 @@ def test_a_principal_by_certificate_stays_with_its_connection() -> None:
     head.memo = matched
     known, unknown = Connection(CERTIFICATE), Connection()
     request = Request(head, b"", known)
-    Api._permit(guarded.guard, request, matched)
+    permit(guarded.guard, request, matched)
 
     assert "svc" == principal_of(request).name
     assert head.memo is matched
-    Api._permit(guarded.guard, Request(guarded.head(""), b"", known), Matched("livez", {}, None))
+    permit(guarded.guard, Request(guarded.head(""), b"", known), Matched("livez", {}, None))
     assert "svc" == principal_of(request).name  # the first of two pipelined requests may be handled later
     with pytest.raises(Problem):
-        Api._permit(guarded.guard, Request(head, b"", unknown), matched)
+        permit(guarded.guard, Request(head, b"", unknown), matched)
     assert unknown.context is None
 
 
@@ -289,7 +289,7 @@ def test_only_a_token_is_kept_with_the_head(empty: dict[str, str]) -> None:
 
     def ask(head: RequestHead, connection: Connection, operation: str) -> str:
         head.memo = head.memo or Matched(operation, {}, None)
-        Api._permit(guarded.guard, Request(head, b"", connection), head.memo)
+        permit(guarded.guard, Request(head, b"", connection), head.memo)
         return principal_of(Request(head, b"", connection)).name
 
     shared, probe = RequestHead("GET", "/", empty), RequestHead("GET", "/readyz", empty)
