@@ -505,7 +505,7 @@ MAY_TAKE_ROUTE_0 = {
     "laminar.client.policy.routing": "an answer that says route 0",
     "laminar.client.produce.datagrams": "a program that gives the number of partitions asks no node",
     "laminar.node.api.common.topic_lookup": "a record without another route",
-    "laminar.node.api.transactions.sinks": "`_transactions`, whose partitions never change",
+    "laminar.node.api.transactions.steps": "`_transactions`, whose partitions never change",
 }
 MAY_COUNT_PARTITIONS = {
     "laminar.wire.key_route": "makes route 0",

@@ -39,7 +39,7 @@ MODULES = (
     "laminar.node.api.delayed.steps",
     "laminar.node.delay.sender",
     "laminar.node.api.records.topic_append",
-    "laminar.node.api.transactions.sinks",
+    "laminar.node.api.transactions.steps",
     "laminar.node.catalog.balancing",
     "laminar.node.catalog.controller_addresses",
     "laminar.node.catalog.route_requests",

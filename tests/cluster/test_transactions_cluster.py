@@ -9,7 +9,7 @@ import httpx
 
 import laminar
 from laminar.client.consume.jobs import Job
-from laminar.node.api.transactions.sinks import COORDINATORS
+from laminar.node.api.transactions.steps import COORDINATORS
 from laminar.node.transactions.coordinator import TOPIC as SINKS
 from laminar.node.transactions.coordinator import id_of
 from laminar.testing.cluster import LocalCluster

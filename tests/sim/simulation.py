@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from laminar.node.api.transactions.abandoned_stages import JANITOR_S, OPEN_AGE_MS
-from laminar.node.api.transactions.sinks import COORDINATORS
+from laminar.node.api.transactions.steps import COORDINATORS
 from laminar.node.transactions.coordinator import TOPIC as COORDINATORS_TOPIC
 from tests.sim.administrators import Administrators
 from tests.sim.clients import REQUEST_TIMEOUT_S, Client

@@ -6,7 +6,7 @@ import pytest
 
 from laminar.batch import Header, Kind
 from laminar.node.api.transactions import abandoned_stages
-from laminar.node.api.transactions.sinks import COORDINATORS
+from laminar.node.api.transactions.steps import COORDINATORS
 from laminar.node.partition.state import sinks
 from laminar.node.transactions.coordinator import TOPIC as COORDINATORS_TOPIC
 from tests.long_examples import long

@@ -102,6 +102,7 @@ from laminar.node.api.transactions.abandoned_pins import AbandonedPins
 from laminar.node.api.transactions.abandoned_stages import AbandonedStages
 from laminar.node.api.transactions.producers import ProducerRoutes
 from laminar.node.api.transactions.sinks import SinkRoutes
+from laminar.node.api.transactions.steps import SinkSteps
 from laminar.node.host.settings import TOKENS
 
 if TYPE_CHECKING:
@@ -187,16 +188,10 @@ class Api:
         recover = AcceptLossRoutes(host, self._exchange, topics, states, release=host.release)
         new_ids = NewIds(host)
         progress = ProducerProgressRoutes(host, fetch, new_ids)
-        sinks = SinkRoutes(
-            host,
-            leaders,
-            topics,
-            deliveries=host.deliveries,
-            make_topic=topic_routes.make,
-            limits=self.limits,
-        )
-        AbandonedStages(host, sinks)
-        AbandonedPins(host, host.deliveries, sinks)
+        sink_steps = SinkSteps(host, leaders, topics, host.deliveries)
+        sinks = SinkRoutes(host, sink_steps, topics, make_topic=topic_routes.make, limits=self.limits)
+        AbandonedStages(host, sink_steps)
+        AbandonedPins(host, host.deliveries, sink_steps)
         self._datagrams = Datagrams(
             host,
             self._locator,
@@ -365,7 +360,7 @@ class Api:
             "delayed_list": delayed_steps.on_delayed_list,
             "search_bounds": search_steps.on_bounds,
             "search_scan": search_steps.on_scan,
-            "sinks": sinks.on_sinks,
+            "sinks": sink_steps.on_sinks,
             "look_up": to_topics.on_look_up,
         }
         assert client_steps.keys() == IN_TURNS, client_steps.keys() ^ IN_TURNS

@@ -14,12 +14,11 @@ import pytest
 
 from laminar.batch import Header, Kind, build, build_control
 from laminar.http.api.problems import Problem
-from laminar.http.api.records import Limits
 from laminar.node.api.common.leader_call import SINK_STEP, LeaderCall
 from laminar.node.api.common.leader_lookup import Locator
 from laminar.node.api.common.topic_lookup import TopicLookup
-from laminar.node.api.transactions import sinks
-from laminar.node.api.transactions.sinks import PrepareRequest, PublishRequest, SinkRequest, SinkRoutes
+from laminar.node.api.transactions import steps
+from laminar.node.api.transactions.steps import PrepareRequest, PublishRequest, SinkRequest, SinkSteps
 from laminar.node.channels.deliveries import Deliveries
 from laminar.node.host.clock import Clock
 from laminar.node.partition.retention import Retention, Rules
@@ -29,7 +28,7 @@ from laminar.node.transactions.coordinator import Coordinator, Part, Prepared
 from laminar.node.transactions.participant import Batch as StagedBatch
 from laminar.node.transactions.participant import Participant
 from tests.node.alone import lone_partition
-from tests.node.services import TOPIC, Services, exchange, no_topic
+from tests.node.services import TOPIC, Services, exchange
 from tests.node.trio import Member, send, trio
 from tests.node.trio import batch as batch_of
 
@@ -178,7 +177,7 @@ async def test_what_a_newer_node_asks_for_is_not_taken_for_the_commit_of_an_empt
 
         newer = SinkRequest("_transactions", 0, "newer", SINK, epoch=epoch)
         with pytest.raises(Problem, match="knows no operation 'newer'"):
-            await routes()._coordinate(coordinator, newer)
+            await steps_of()._coordinate(coordinator, newer)
         assert -1 == (await coordinator.status(SINK)).number
 
 
@@ -296,24 +295,18 @@ async def test_the_log_of_the_coordinators_is_trimmed_and_what_they_know_is_not(
 # -- the routes ----------------------------------------------------------------------------
 
 
-def routes(services: Services | None = None, **others: Callable[[str, bytes], Awaitable[Any]]) -> SinkRoutes:
+def steps_of(services: Services | None = None, **others: Callable[[str, bytes], Awaitable[Any]]) -> SinkSteps:
     """On a shard that leads nothing, with what other shards answer it."""
     services, asking = services or Services(), exchange(**others)
-    return SinkRoutes(
-        services,
-        LeaderCall(services, Locator(services, asking)),
-        TopicLookup(services.view),
-        deliveries=Deliveries(),
-        make_topic=no_topic,
-        limits=Limits(),
-    )
+    leaders = LeaderCall(services, Locator(services, asking))
+    return SinkSteps(services, leaders, TopicLookup(services.view), Deliveries())
 
 
 async def test_what_an_earlier_try_did_is_not_denied_when_no_leader_is_found_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A commit may have been decided by it: nobody knows, and the driver is told so."""
-    monkeypatch.setattr(sinks, "SINK_STEP", replace(SINK_STEP, election_wait_s=0.05))
+    monkeypatch.setattr(steps, "SINK_STEP", replace(SINK_STEP, election_wait_s=0.05))
     tries = 0
 
     async def leader(node: str, payload: bytes) -> str:
@@ -324,9 +317,9 @@ async def test_what_an_earlier_try_did_is_not_denied_when_no_leader_is_found_lat
         tries += 1
         raise Problem("outcome_unknown")
 
-    asked = routes(Services(elsewhere=["x"]), leader=leader, sinks=ask)
+    asked = steps_of(Services(elsewhere=["x"]), leader=leader, sinks=ask)
     with pytest.raises(Problem) as problem:
-        await asked._at_leader(SinkRequest(TOPIC, 0, "commit", SINK), object)
+        await asked.at_leader(SinkRequest(TOPIC, 0, "commit", SINK), object)
     assert 1 == tries
     assert ("no_leader", "unknown") == (problem.value.code, problem.value.outcome)
 
@@ -335,7 +328,7 @@ async def test_a_publish_is_not_over_because_another_group_of_that_name_is_led_h
     """It may be one that was deleted and is not gone yet, while the one that is meant waits elsewhere."""
     async with lone_partition(tmp_path) as partition:
         with pytest.raises(Problem) as problem:
-            await routes()._do(partition, PublishRequest("t", 0, SINK, 0, 1, b"another group..."))
+            await steps_of()._do(partition, PublishRequest("t", 0, SINK, 0, 1, b"another group..."))
         assert ("not_leader", "not_applied") == (problem.value.code, problem.value.outcome)
 
 
@@ -346,7 +339,7 @@ async def test_a_partition_is_taken_for_deleted_by_an_up_to_date_view_only() -> 
         raise Problem("no_leader", "this node has not heard yet", outcome="not_applied")
 
     with pytest.raises(Problem):
-        await routes(Services(refresh=refresh_view)).publish(SINK, 0, 1, Target("t", 0, b"g" * 16))
+        await steps_of(Services(refresh=refresh_view)).publish(SINK, 0, 1, Target("t", 0, b"g" * 16))
 
 
 async def test_a_prepare_is_answered_when_a_majority_holds_it() -> None:
@@ -358,7 +351,7 @@ async def test_a_prepare_is_answered_when_a_majority_holds_it() -> None:
         await Participant(leader.partition).stage(batch, 0, frame, Header.unpack(frame))
         cluster.cut_off(leader.node)
 
-        asked = routes()._do(leader.partition, PrepareRequest("t", 0, SINK, 0, 1, [0]))
+        asked = steps_of()._do(leader.partition, PrepareRequest("t", 0, SINK, 0, 1, [0]))
         prepared = asyncio.ensure_future(asked)
         await cluster.until(
             lambda: (held := leader.partition.state.stages.batch(batch.key)) is None or held.prepared,

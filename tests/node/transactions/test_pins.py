@@ -16,7 +16,7 @@ from laminar.batch.header import Header
 from laminar.http.api.problems import Problem
 from laminar.node.api.transactions import abandoned_pins
 from laminar.node.api.transactions.abandoned_pins import ASK_S, SILENT_S, AbandonedPins
-from laminar.node.api.transactions.sinks import PrepareRequest, PublishRequest
+from laminar.node.api.transactions.steps import PrepareRequest, PublishRequest
 from laminar.node.channels.deliveries import Deliveries
 from laminar.node.channels.delivery import Delivery
 from laminar.node.partition.partition import Partition
@@ -264,7 +264,7 @@ async def test_pins_wait_while_their_coordinator_does_not_answer(tmp_path: Path)
 async def test_a_publish_ends_what_its_prepare_has_pinned(tmp_path: Path) -> None:
     """Without records in that partition, too; each step may be repeated, and a late one changes nothing."""
     async with world(tmp_path) as here:
-        asked = routes()
+        asked = routes()._steps
         asked._deliveries = here.pins._deliveries
         prepare = PrepareRequest("t", 0, SINK, 0, 1, [], 0, here.acks)
         prepared = await asked._do(here.partition, prepare)

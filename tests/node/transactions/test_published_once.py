@@ -16,7 +16,8 @@ from laminar.node.api.common.leader_call import LeaderCall
 from laminar.node.api.common.leader_lookup import Locator
 from laminar.node.api.common.topic_lookup import TopicLookup
 from laminar.node.api.transactions import abandoned_stages
-from laminar.node.api.transactions.sinks import PrepareRequest, PublishRequest, SinkRoutes
+from laminar.node.api.transactions.sinks import SinkRoutes
+from laminar.node.api.transactions.steps import PrepareRequest, PublishRequest, SinkSteps
 from laminar.node.channels.deliveries import Deliveries
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.state.sinks import FIRST_ONCE_EPOCH, ONCE_MS, Decision, Sink, Target
@@ -280,8 +281,8 @@ async def test_who_prepares_again_what_was_committed_and_forgotten_is_told_so(
         return now
 
     asked = routes()
-    monkeypatch.setattr(asked, "_at_leader", gone)
-    monkeypatch.setattr(asked, "status", status)
+    monkeypatch.setattr(asked._steps, "at_leader", gone)
+    monkeypatch.setattr(asked._steps, "status", status)
     with pytest.raises(Problem) as problem:
         await asked._prepare_for_driver(PrepareRequest("t", 0, SINK, 0, 7, [0]))
     assert code == problem.value.code
@@ -346,7 +347,9 @@ async def test_a_leader_that_was_deposed_does_not_say_that_a_prepare_is_lost() -
         old = await cluster.leader()
         cluster.cut_off(old.node)
         asked = asyncio.ensure_future(
-            routes()._do(old.partition, PublishRequest("t", 0, SINK, 0, 1, old.partition.replica.group, 9))
+            routes()._steps._do(
+                old.partition, PublishRequest("t", 0, SINK, 0, 1, old.partition.replica.group, 9)
+            )
         )
         await cluster.leader(among=[member.node for member in cluster.followers(old)])
         cluster.heal()
@@ -357,11 +360,6 @@ async def test_a_leader_that_was_deposed_does_not_say_that_a_prepare_is_lost() -
 
 def routes() -> SinkRoutes:
     services, asking = Services(), exchange()
-    return SinkRoutes(
-        services,
-        LeaderCall(services, Locator(services, asking)),
-        TopicLookup(services.view),
-        deliveries=Deliveries(),
-        make_topic=no_topic,
-        limits=Limits(),
-    )
+    topics = TopicLookup(services.view)
+    steps = SinkSteps(services, LeaderCall(services, Locator(services, asking)), topics, Deliveries())
+    return SinkRoutes(services, steps, topics, make_topic=no_topic, limits=Limits())

@@ -774,7 +774,7 @@ CHANNELS = [
     ),
     case(
         "pins stay when their batch is published",
-        "laminar.node.api.transactions.sinks:SinkRoutes._do",
+        "laminar.node.api.transactions.steps:SinkSteps._do",
         "if request.pin_index:",
         "if False:",
         tests=PINNED_BATCHES,

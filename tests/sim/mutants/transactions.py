@@ -84,7 +84,7 @@ TRANSACTIONS = [
     ),
     case(
         "a prepare is answered before it is committed",
-        "laminar.node.api.transactions.sinks:SinkRoutes._prepare",
+        "laminar.node.api.transactions.steps:SinkSteps._prepare",
         "await preparing",
         "preparing.add_done_callback(lambda done: done.exception())",
         tests=COORDINATOR,
@@ -259,7 +259,7 @@ TRANSACTIONS = [
     ),
     case(
         "a leader that was deposed says that a prepare is lost",
-        "laminar.node.api.transactions.sinks:SinkRoutes._publish",
+        "laminar.node.api.transactions.steps:SinkSteps._publish",
         "if not staging.knows(batch, prepare_index):",
         "if False:",
         tests=PUBLISHED_ONCE,
@@ -301,7 +301,7 @@ TRANSACTIONS = [
     ),
     case(
         "a publish for another group of the name counts as done",
-        "laminar.node.api.transactions.sinks:SinkRoutes._do",
+        "laminar.node.api.transactions.steps:SinkSteps._do",
         """raise Problem("not_leader", detail, outcome="not_applied")""",
         "return None",
         tests=COORDINATOR,
