@@ -10,18 +10,15 @@ next batch then begins a new epoch of the producer, so that the partition cannot
 batch: a copy that arrives later is refused, unless it was appended before.
 
 A partition that has ended (was replaced by others) refuses the batch, and its answer has the topic's next
-route. The records are then sent to the partitions that replaced it, ahead of newer records; but only once no
-batch is in flight in any of the ended ones, so that the order of keys is kept (docs/routes.md, rule
-`resolve`).
+route. The records are then sent to the partitions that replaced it (`datagram_queues`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import socket
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 from urllib.parse import urlsplit
@@ -38,11 +35,11 @@ from laminar.client.errors import (
     from_problem,
 )
 from laminar.client.net.session import Session, topic_path
-from laminar.client.policy.lanes import overlaps
-from laminar.client.policy.record_accumulator import sealed_error
 from laminar.client.policy.retry import REDIRECTS_AT_ONCE, Backoff, Step, judge_answer
 from laminar.client.policy.routing import newest_route
 from laminar.client.produce.datagram_proof import DatagramProof
+from laminar.client.produce.datagram_queues import DatagramQueue, DatagramQueues, DatagramRecord
+from laminar.client.produce.datagram_sockets import Address, DatagramSockets
 from laminar.client.produce.named_producer import lineage_of
 from laminar.client.records import Receipt
 from laminar.client.trace_id import TraceId, trace_id_bytes
@@ -59,8 +56,6 @@ from laminar.wire.datagram import Receipt as Placed
 from laminar.wire.key_route import Route
 
 T = TypeVar("T")
-
-Address = tuple[str, int]
 
 # The pause before a datagram is sent again, at first and at most: a commit takes some milliseconds, an
 # election a second or two.
@@ -84,84 +79,6 @@ class _Ended(Exception):
     def __init__(self, following: NextRoute) -> None:
         super().__init__(following)
         self.next = following
-
-
-class _Record:
-    """One record that has no receipt yet; `named` is true if the caller named the partition."""
-
-    __slots__ = (
-        "deadline",
-        "future",
-        "headers",
-        "key",
-        "named",
-        "sent",
-        "tag",
-        "timestamp_ms",
-        "trace_id",
-        "value",
-    )
-
-    def __init__(
-        self,
-        value: bytes,
-        key: bytes | None,
-        tag: str | None,
-        headers: Mapping[str, bytes] | None,
-        timestamp_ms: int | None,
-        trace_id: bytes | None,
-        *,
-        deadline: float,
-        future: asyncio.Future[Receipt],
-        named: bool,
-    ) -> None:
-        self.value = value
-        self.named = named
-        self.key = key
-        self.tag = tag
-        self.headers = headers
-        self.timestamp_ms = timestamp_ms
-        self.trace_id = trace_id
-        self.deadline = deadline
-        self.future = future
-        self.sent = False  # true if a datagram with it may have been sent
-
-
-class _PartitionQueue:
-    """One partition's records and the `address` of its leader (None while unknown).
-
-    Records in `waiting` are not sent, those in `flying` are in the batch in flight. `last` describes the
-    outcome of the last copy, for errors. A queue that has `ended` begins no other batch. `after` are ended
-    queues which this one replaces and whose last batch is in flight: until they are done this one sends
-    nothing, and collects their remaining records in `earlier`.
-    """
-
-    __slots__ = (
-        "address",
-        "after",
-        "earlier",
-        "ended",
-        "epoch",
-        "flying",
-        "last",
-        "partition",
-        "sequence",
-        "task",
-        "waiting",
-    )
-
-    def __init__(self, partition: int) -> None:
-        self.partition = partition
-        self.ended = False
-        self.after: set[_PartitionQueue] = set()
-        self.earlier: list[_Record] = []
-        self.waiting: deque[_Record] = deque()
-        self.flying: list[_Record] = []
-        self.last = "nothing was sent"
-        self.task: asyncio.Task[None] | None = None
-        self.epoch = 0
-        self.sequence = 0
-        self.address: Address | None = None
 
 
 class Datagrams(Generic[T]):
@@ -197,17 +114,12 @@ class Datagrams(Generic[T]):
         self._proof = DatagramProof(session, secret)
         self._producer_id = os.urandom(16)
         self._partitions = partitions
-        self._beginning: asyncio.Task[dict[int, _PartitionQueue]] | None = None
-        self._queues: dict[int, _PartitionQueue] = {}
-        self._route: Route | None = None
-        self._gone: set[int] = set()  # partitions that have ended
-        self._resolving: set[_PartitionQueue] = set()  # their queues that have something left
-        self._spread = 0
+        self._beginning: asyncio.Task[None] | None = None
+        self._queues = DatagramQueues(self._start)
         self._nodes: list[Address] = []
         self._next_node = 0
         self._waiting: dict[bytes, asyncio.Queue[Answer]] = {}
-        self._endpoints: dict[int, asyncio.DatagramTransport] = {}
-        self._resolved: dict[Address, tuple[int, Any]] = {}
+        self._sockets = DatagramSockets(session, self._received)
         self._closed = False
         self._counts = {"datagrams": 0, "resent": 0, "redirects": 0, "forged": 0}
 
@@ -267,7 +179,7 @@ class Datagrams(Generic[T]):
             key = key.encode()
         timeout_s = self._timeout_s if timeout is None else timeout
         loop = self._session.loop
-        record = _Record(
+        record = DatagramRecord(
             bytes(raw),
             key,
             tag,
@@ -282,9 +194,9 @@ class Datagrams(Generic[T]):
         last = "the topic and the nodes were asked for"
         try:
             async with asyncio.timeout_at(record.deadline):
-                queues = await self._begun()
+                await self._begun()
                 self._check_size(record)  # again, as by a credential there is less room
-                queue = self._queue_of(queues, key, partition)
+                queue = self._queues.queue_of(key, partition)
                 queue.waiting.append(record)
                 self._start(queue)
                 return await record.future
@@ -297,7 +209,7 @@ class Datagrams(Generic[T]):
                 raise OutcomeUnknown(text, code="outcome_unknown", outcome="unknown") from None
             raise TimedOut(text, code="timed_out", retriable=True, outcome="not_applied") from None
 
-    def _check_size(self, record: _Record) -> None:
+    def _check_size(self, record: DatagramRecord) -> None:
         try:
             size_bytes = len(self._build([record], epoch=0, sequence=0))
         except BatchError as error:
@@ -316,19 +228,19 @@ class Datagrams(Generic[T]):
                 outcome="not_applied",
             )
 
-    async def _begun(self) -> dict[int, _PartitionQueue]:
-        """Return the queues by partition; the first call requests the route and the nodes."""
+    async def _begun(self) -> None:
+        """Wait until there are queues; the first call requests the route and the nodes."""
         if self._closed:
             raise _ended()
-        if self._queues:
-            return self._queues
+        if self._queues.route is not None:
+            return
         if self._beginning is None or (self._beginning.done() and self._beginning.exception() is not None):
             self._session.opened(self)
             self._beginning = self._session.loop.create_task(self._begin())
             self._beginning.add_done_callback(lambda done: done.cancelled() or done.exception())
-        return await asyncio.shield(self._beginning)
+        await asyncio.shield(self._beginning)
 
-    async def _begin(self) -> dict[int, _PartitionQueue]:
+    async def _begin(self) -> None:
         endpoints = self._session.endpoints
         if self._partitions is None or endpoints.tls_only or endpoints.token or endpoints.token_file:
             await self._proof.begin()
@@ -347,43 +259,16 @@ class Datagrams(Generic[T]):
                 "datagrams need the host and port of a node", code="bad_url", field="url", value=urls
             )
         self._next_node = self._session.rng.randrange(len(self._nodes))
-        self._route = route
-        self._queues = {number: _PartitionQueue(number) for number in route.numbers}
-        return self._queues
-
-    def _queue_of(
-        self, queues: dict[int, _PartitionQueue], key: bytes | None, partition: int | None
-    ) -> _PartitionQueue:
-        if partition is not None:
-            if partition in self._gone and self._route is not None:
-                raise sealed_error(partition, self._route.version)
-            if partition not in queues:
-                raise ConfigError(
-                    f"the topic has no partition {partition}: it has {len(queues)}, the last is "
-                    f"{max(queues)}",
-                    code="no_partition",
-                    field="partition",
-                    value=partition,
-                    limit=max(queues),
-                )
-            return queues[partition]
-        assert self._route is not None
-        return self._place_of(self._route, key)
-
-    def _place_of(self, route: Route, key: bytes | None) -> _PartitionQueue:
-        if key is not None:
-            return self._queues[route.partition_of_key(key)]
-        self._spread = (self._spread + 1) % len(route)
-        return self._queues[route.numbers[self._spread]]
+        self._queues.begin(route)
 
     # -- batches -------------------------------------------------------------------------------
 
-    def _start(self, queue: _PartitionQueue) -> None:
+    def _start(self, queue: DatagramQueue) -> None:
         """Start a task that sends the queue's records, unless one runs or the queue has to wait."""
         if queue.task is None and queue.waiting and not queue.after and not self._closed:
             queue.task = self._session.loop.create_task(self._run(queue))
 
-    async def _run(self, queue: _PartitionQueue) -> None:
+    async def _run(self, queue: DatagramQueue) -> None:
         """Send the queue's records, batch by batch, until each has a receipt or an error."""
         try:
             while not queue.ended and (batch := self._take(queue)):
@@ -413,18 +298,17 @@ class Datagrams(Generic[T]):
         finally:
             queue.task = None
         if queue.ended:
-            self._resolved_queue(queue)
+            self._queues.resolved(queue)
 
-    # -- partitions that end -------------------------------------------------------------------
-
-    async def _follow(self, queue: _PartitionQueue, following: NextRoute) -> None:
+    async def _follow(self, queue: DatagramQueue, following: NextRoute) -> None:
         """Adopt the route after the end of `queue`; request it over HTTP if the answer did not have it."""
-        if following.ranges and self._route is not None and following.version > self._route.version:
+        before = self._queues.route
+        if following.ranges and before is not None and following.version > before.version:
             shown = [
                 {"partition": number, "from": first, "to": first + size}
                 for number, first, size in following.ranges
             ]
-            self._adopt(Route.of_ranges(following.version, shown))
+            self._queues.adopt(Route.of_ranges(following.version, shown))
             return
         backoff = Backoff(rng=self._session.rng)
         while not queue.ended and any(not record.future.done() for record in queue.waiting):
@@ -434,59 +318,14 @@ class Datagrams(Generic[T]):
             except Unavailable as error:
                 queue.last = str(error)
             else:
-                self._adopt(route)
+                self._queues.adopt(route)
                 known = route.version >= following.version
             if not queue.ended:
                 await asyncio.sleep(backoff.next_ms() / 1000)
                 if known:
                     return  # the datagram named an older route
 
-    def _adopt(self, route: Route) -> None:
-        """Adopt a newer route: unsent records of ended partitions move to those that replaced them."""
-        before = self._route
-        if before is None or route.version <= before.version:
-            return
-        old, self._route = self._queues, route
-        self._queues = {number: old.get(number) or _PartitionQueue(number) for number in route.numbers}
-        idle: list[_PartitionQueue] = []
-        for inputs, outputs in overlaps(before, route):
-            self._gone.update(inputs)
-            for queue in (old[number] for number in inputs):
-                queue.ended = True
-                if queue.task is None and not queue.after:
-                    idle.append(queue)
-                self._resolving.add(queue)
-                for number in outputs:
-                    self._queues[number].after.add(queue)
-        for queue in idle:
-            self._resolved_queue(queue)
-
-    def _resolved_queue(self, ended: _PartitionQueue) -> None:
-        """Move the remaining records of an ended queue to its successors. No batch of it is in flight."""
-        assert self._route is not None, "a queue has ended before the route was known"
-        self._resolving.discard(ended)
-        for record in ended.waiting:
-            if record.named and not record.future.done():
-                record.future.set_exception(sealed_error(ended.partition, self._route.version))
-            elif not record.future.done():
-                queue = self._place_of(self._route, record.key)
-                (queue.earlier if queue.after else queue.waiting).append(record)
-                self._start(queue)
-        ended.waiting.clear()
-        for queue in [*self._queues.values(), *self._resolving]:
-            if ended not in queue.after:
-                continue
-            queue.after.discard(ended)
-            if queue.after:
-                continue
-            queue.waiting.extendleft(reversed(queue.earlier))
-            queue.earlier = []
-            if queue.ended:
-                self._resolved_queue(queue)
-            else:
-                self._start(queue)
-
-    async def _see_to_its_end(self, queue: _PartitionQueue, batch: list[_Record]) -> Placed:
+    async def _see_to_its_end(self, queue: DatagramQueue, batch: list[DatagramRecord]) -> Placed:
         try:
             return await self._deliver(queue, self._build(batch, epoch=queue.epoch, sequence=queue.sequence))
         except _Forgotten:
@@ -494,9 +333,9 @@ class Datagrams(Generic[T]):
             queue.sequence = 0
             return await self._deliver(queue, self._build(batch, epoch=queue.epoch, sequence=0))
 
-    def _take(self, queue: _PartitionQueue) -> list[_Record]:
+    def _take(self, queue: DatagramQueue) -> list[DatagramRecord]:
         """Remove and return the next records that fit into one datagram, except those no caller awaits."""
-        batch: list[_Record] = []
+        batch: list[DatagramRecord] = []
         while queue.waiting:
             record = queue.waiting[0]
             if not record.future.done():
@@ -507,7 +346,7 @@ class Datagrams(Generic[T]):
             queue.waiting.popleft()
         return batch
 
-    def _build(self, batch: list[_Record], *, epoch: int, sequence: int) -> bytearray:
+    def _build(self, batch: list[DatagramRecord], *, epoch: int, sequence: int) -> bytearray:
         return build(
             [record.value for record in batch],
             keys=[record.key for record in batch],
@@ -522,7 +361,7 @@ class Datagrams(Generic[T]):
 
     # -- one batch until its answer ------------------------------------------------------------
 
-    async def _deliver(self, queue: _PartitionQueue, frame: bytearray) -> Placed:
+    async def _deliver(self, queue: DatagramQueue, frame: bytearray) -> Placed:
         """Send copies of a batch until one is answered with a receipt; return the receipt.
 
         Raises:
@@ -533,8 +372,10 @@ class Datagrams(Generic[T]):
             _Ended: the partition has ended without the batch.
         """
         number = os.urandom(NUMBER_BYTES)
-        route = None if self._route is None else self._route.version
-        question = Question(self._topic, queue.partition, number, frame, route)
+        route = self._queues.route
+        question = Question(
+            self._topic, queue.partition, number, frame, None if route is None else route.version
+        )
         answers = self._waiting[number] = asyncio.Queue()
         backoff = Backoff(rng=self._session.rng, first_ms=RESEND_MS, ceiling_ms=LONGEST_RESEND_MS)
         copies = answered = silent = redirects = clocks = 0
@@ -556,7 +397,7 @@ class Datagrams(Generic[T]):
                     copies += 1
                     self._counts["datagrams"] += 1
                     self._counts["resent"] += copies > 1
-                    refused = await self._send(queue.address, self._proof.question(question))
+                    refused = await self._sockets.send(queue.address, self._proof.question(question))
                     host, port = queue.address
                     queue.last = refused or f"{host}:{port} did not answer"
                     pause_s = backoff.next_ms() / 1000
@@ -592,7 +433,7 @@ class Datagrams(Generic[T]):
         finally:
             del self._waiting[number]
 
-    async def _renew_proof(self, queue: _PartitionQueue) -> None:
+    async def _renew_proof(self, queue: DatagramQueue) -> None:
         """Request the key again; raise `OutcomeUnknown` if the token is not accepted any more."""
         try:
             await self._proof.renew()
@@ -606,7 +447,7 @@ class Datagrams(Generic[T]):
             queue.last = error.message  # what matters is whether a datagram is answered
 
     def _pause_after(
-        self, queue: _PartitionQueue, problem: Mapping[str, Any], backoff: Backoff, *, certain: bool
+        self, queue: DatagramQueue, problem: Mapping[str, Any], backoff: Backoff, *, certain: bool
     ) -> float:
         """Return the pause in seconds before the next copy; raise if `problem` is final.
 
@@ -639,40 +480,11 @@ class Datagrams(Generic[T]):
             f"{error.message}; an earlier copy was not answered", code="outcome_unknown", outcome="unknown"
         ) from error
 
-    # -- sockets -------------------------------------------------------------------------------
+    # -- nodes and their answers ---------------------------------------------------------------
 
     def _any_node(self) -> Address:
         self._next_node = (self._next_node + 1) % len(self._nodes)
         return self._nodes[self._next_node]
-
-    async def _send(self, address: Address, datagram: bytes) -> str | None:
-        """Send a copy to `address`; return None, or a text that says why sending failed."""
-        try:
-            found = self._resolved.get(address)
-            if found is None:
-                found = self._resolved[address] = await self._resolve(address)
-            family, target = found
-            transport = self._endpoints.get(family)
-            if transport is None:
-                transport = await self._open(family)
-            transport.sendto(datagram, target)
-        except OSError as error:
-            return f"{address[0]}:{address[1]}: {error}"
-        return None
-
-    async def _resolve(self, address: Address) -> tuple[int, Any]:
-        infos = await self._session.loop.getaddrinfo(*address, type=socket.SOCK_DGRAM)
-        family, _, _, _, target = infos[0]
-        return int(family), target
-
-    async def _open(self, family: int) -> asyncio.DatagramTransport:
-        transport, _ = await self._session.loop.create_datagram_endpoint(
-            lambda: _Receiver(self._received), sock=_any_port(family)
-        )
-        known = self._endpoints.setdefault(family, transport)
-        if known is not transport:
-            transport.close()  # another queue opened one meanwhile
-        return known
 
     def _received(self, data: bytes) -> None:
         """Pass an answer to the batch that waits for it; ignore and count a datagram with a wrong MAC."""
@@ -693,7 +505,7 @@ class Datagrams(Generic[T]):
         """Stop sending. Idempotent. Appends without a receipt fail, those in flight with `OutcomeUnknown`."""
         self._closed = True
         self._session.ended(self)
-        queues = [*self._queues.values(), *self._resolving]
+        queues = self._queues.all()
         tasks: list[asyncio.Task[Any]] = [queue.task for queue in queues if queue.task is not None]
         if self._beginning is not None:
             tasks.append(self._beginning)
@@ -704,34 +516,7 @@ class Datagrams(Generic[T]):
             text = f"closed while a record for {self._topic}/{queue.partition} was under way"
             _fail(queue.flying, OutcomeUnknown(text, code="outcome_unknown", outcome="unknown"))
             _fail([*queue.earlier, *queue.waiting], _ended())
-        for transport in self._endpoints.values():
-            transport.close()
-        self._endpoints.clear()
-
-
-class _Receiver(asyncio.DatagramProtocol):
-    """The receiving side of the client's UDP socket: it passes datagrams and ignores errors."""
-
-    def __init__(self, received: Callable[[bytes], None]) -> None:
-        self._received = received
-
-    def datagram_received(self, data: bytes, addr: Any) -> None:
-        """Pass a received datagram to the owner of the socket."""
-        self._received(data)
-
-    def error_received(self, exc: Exception) -> None:
-        """Ignore that a copy could not be delivered: the batch is sent again, as if the copy was lost."""
-
-
-def _any_port(family: int) -> socket.socket:
-    sock = socket.socket(family, socket.SOCK_DGRAM)
-    sock.setblocking(False)
-    try:
-        sock.bind(("", 0))
-    except OSError:
-        sock.close()
-        raise
-    return sock
+        self._sockets.close()
 
 
 async def _within(answers: asyncio.Queue[Answer], seconds: float) -> Answer | None:
@@ -747,7 +532,7 @@ async def _within(answers: asyncio.Queue[Answer], seconds: float) -> Answer | No
         return None
 
 
-def _fail(records: Sequence[_Record] | deque[_Record], error: Exception) -> None:
+def _fail(records: Sequence[DatagramRecord] | deque[DatagramRecord], error: Exception) -> None:
     for record in records:
         if not record.future.done():
             record.future.set_exception(error)

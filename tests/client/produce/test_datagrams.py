@@ -307,7 +307,7 @@ async def test_a_batch_that_an_ended_partition_refuses_goes_on_ahead_of_newer_on
                 await node.heard.wait()
             later = [asyncio.create_task(datagrams.append(f"{key} 2".encode(), key)) for key in keys]
             named = asyncio.create_task(datagrams.append(b"named", partition=2))
-            while datagrams._route is None or datagrams._route.version < 2:  # noqa: ASYNC110
+            while (route := datagrams._queues.route) is None or route.version < 2:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
             last = [asyncio.create_task(datagrams.append(f"{key} 3".encode(), key)) for key in keys]
             # What would be sent too soon is sent now.
