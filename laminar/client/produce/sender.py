@@ -16,60 +16,22 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import msgspec
-
 from laminar.batch import BATCH_TYPE, BatchError, build
 from laminar.client.errors import Error, OutcomeUnknown, TimedOut, Unavailable, from_problem, untrusted
 from laminar.client.net.attempts import judged, now_ms, origin_of
 from laminar.client.net.session import Session, topic_path
 from laminar.client.policy.lineage import Lineage
-from laminar.client.policy.partition_queue import MOST_FLYING, PartitionQueue, Pending, padded
+from laminar.client.policy.partition_queue import PartitionQueue, Pending, padded
 from laminar.client.policy.record_accumulator import RecordAccumulator
 from laminar.client.policy.retry import OUT_OF_SEQUENCE, Backoff, Step, Verdict, judge_loss
+from laminar.client.produce.append_answers import read_accepted, read_appended
+from laminar.client.produce.durability_probes import DurabilityProbes
 from laminar.client.produce.leader_watchdog import LeaderWatchdog
 from laminar.client.produce.named_producer import begin_in, lineage_of
 from laminar.http.api.deadlines import CLIENT_ATTEMPT_S
 from laminar.http.protocol.answer import Answer, ConnectionFailed, TlsFailed
 from laminar.wire.key_route import Route
 
-
-class _Placed(msgspec.Struct):
-    partition: int
-    offset: int
-    count: int
-
-
-class _Durable(msgspec.Struct):
-    replicas: int = 0
-    synced: bool = False
-
-
-class _AppendAnswer(msgspec.Struct):
-    placed: list[_Placed]
-    durable: _Durable = msgspec.field(default_factory=_Durable)
-    scheduled: list[str] = msgspec.field(default_factory=list)
-
-
-class _Accepted(msgspec.Struct):
-    """The answer to an append that a leader has in its log, but that is not durable yet."""
-
-    partition: int
-    offset: int
-    count: int
-    term: int
-    committed: int
-    when_durable: _Durable
-
-
-_APPEND_ANSWER = msgspec.json.Decoder(_AppendAnswer)
-_ACCEPTED_ANSWER = msgspec.json.Decoder(_Accepted)
-# If nothing is being sent, and accepted batches are not known to be durable, their leader is asked after this
-# time.
-PROBE_MS = 1_000
-# The leader answers when the batch is durable, or after this time.
-PROBE_WAIT_MS = 1_000
-PROBE_TIMEOUT_S = 5.0
-PROBE_PAUSE_S = 0.1
 # In requests: the version of the route by which the partition was chosen.
 ROUTE = "Laminar-Route"
 # How often a route that an answer named is asked for, while nothing waits for it.
@@ -80,8 +42,7 @@ class Sender:
     """A sender of the batches in `accumulator`; `guard` is its lock, if other threads add records.
 
     A sender with an `epoch` is that of a named producer: a leader answers as soon as a batch is in its log,
-    before it is durable. Later answers say which batches are durable; if none comes within `PROBE_MS`, the
-    sender asks the leader.
+    before it is durable. Later answers say which batches are durable; `DurabilityProbes` asks if none comes.
     """
 
     def __init__(
@@ -120,10 +81,16 @@ class Sender:
         self._learning: asyncio.Task[None] | None = None
         self._missing: set[asyncio.Task[None]] = set()
         self._wanted_route = 0  # the newest version that an answer named
-        self._hurries = 0
-        self._probes: dict[int, asyncio.Task[None]] = {}
-        # By partition, since when nothing is under way and only accepted batches have no receipt.
-        self._quiet_ms: dict[int, int] = {}
+        self._probes = DurabilityProbes(
+            session,
+            topic,
+            accumulator,
+            producer_id=producer_id,
+            guard=self._guard,
+            leaders=self._urls,
+            on_lost=self._hold,
+            on_asked=self._asked,
+        )
         self._watchdog = LeaderWatchdog(
             session, topic, accumulator, guard=self._guard, on_moved=self._urls.__setitem__
         )
@@ -145,12 +112,9 @@ class Sender:
     @contextlib.contextmanager
     def hurry(self) -> Iterator[None]:
         """Within the block, ask leaders at once whether accepted batches are durable. From any thread."""
-        self._hurries += 1
-        self.wake_from_thread()
-        try:
+        with self._probes.hurried():
+            self.wake_from_thread()
             yield
-        finally:
-            self._hurries -= 1
 
     def _pump(self) -> None:
         """Send all batches of the accumulator that may be sent now; nothing else takes batches from it."""
@@ -163,7 +127,7 @@ class Sender:
             for queue in list(self.accumulator.active.values()):
                 self._pump_queue(queue, now)
                 if self._accepts:
-                    self._look_after(queue, now)
+                    self._probes.look_after(queue, now)
             self._set_timer(now)
 
     def _pump_queue(self, queue: PartitionQueue, now: int) -> None:
@@ -260,24 +224,28 @@ class Sender:
             self._fail_waiting(queue, untrusted(failure))
         except ConnectionFailed as failure:
             self._urls.pop(partition, None)
-            self._hold(queue, str(failure), wait_ms=0)
+            self._hold(queue, str(failure))
         except Error as error:
             self._urls.pop(partition, None)
             if isinstance(error, Unavailable):
                 self._compare_map()
-                self._hold(queue, str(error), wait_ms=0)
+                self._hold(queue, str(error))
             else:
                 self._fail_waiting(queue, error)
         finally:
             self._connecting.pop(partition, None)
         self.wake()
 
-    def _hold(self, queue: PartitionQueue, why: str, *, wait_ms: int) -> None:
+    def _hold(self, queue: PartitionQueue, why: str) -> None:
         self._last[queue.partition] = why
         self.session.retries += 1
         backoff = self._backoffs.setdefault(queue.partition, Backoff(rng=self.session.rng))
         with self._guard:
-            queue.hold(until_ms=now_ms() + max(wait_ms, backoff.next_ms()))
+            queue.hold(until_ms=now_ms() + backoff.next_ms())
+
+    def _asked(self) -> None:
+        self.on_progress()
+        self.wake()
 
     def _fail_waiting(self, queue: PartitionQueue, error: Error) -> None:
         """Fail all records of the queue, because the topic is gone or the client may not append to it."""
@@ -422,10 +390,8 @@ class Sender:
         """Note that the leader has the batch in its log; its records are kept until it is durable."""
         partition = queue.partition
         try:
-            taken = _ACCEPTED_ANSWER.decode(answer.body)
-            if taken.partition != partition or taken.count != len(pending.values):
-                raise ValueError(f"{taken} is not the batch that was sent")
-        except (msgspec.MsgspecError, ValueError) as fault:
+            taken = read_accepted(answer.body, pending)
+        except ValueError as fault:
             error = OutcomeUnknown(
                 f"{self.topic}/{partition}: an answer that cannot be read: {fault}",
                 code="bad_receipt",
@@ -445,58 +411,13 @@ class Sender:
             replicas=taken.when_durable.replicas,
             synced=taken.when_durable.synced,
         )
-        self._learned(queue, taken.term, taken.committed)
-
-    def _learned(self, queue: PartitionQueue, term: int, committed: int) -> None:
-        self.accumulator.learned(queue, term=term, committed=committed)
-        # Later reads of this client contain everything that is committed.
-        self.session.seen.advance(self.topic, queue.partition, committed)
-
-    def _look_after(self, queue: PartitionQueue, now: int) -> None:
-        """Ask the leader whether accepted batches are durable, if no append is under way that would tell."""
-        partition = queue.partition
-        if queue.under_way or queue.recovering or not queue.flying or partition in self._probes:
-            if queue.under_way or not queue.flying:
-                self._quiet_ms.pop(partition, None)
-            return
-        since = self._quiet_ms.setdefault(partition, now)
-        if self._hurries or len(queue.flying) >= MOST_FLYING or now - since >= PROBE_MS:
-            pending = queue.flying[-1 if self._hurries else 0]
-            self._probes[partition] = self._loop.create_task(self._probe(queue, pending))
-
-    async def _probe(self, queue: PartitionQueue, pending: Pending) -> None:
-        partition = queue.partition
-        target = (
-            f"{topic_path(self.topic)}/partitions/{partition}/producers/{self._producer_id.hex()}"
-            f"?epoch={pending.epoch}&sequence={pending.sequence}&wait_ms={PROBE_WAIT_MS}"
-        )
-        try:
-            answer = await self.session.call(
-                "GET", target, first=self._urls.get(partition), timeout_s=PROBE_TIMEOUT_S
-            )
-            with self._guard:
-                self._learned(
-                    queue,
-                    int(answer.headers["laminar-term"]),
-                    int(answer.headers["laminar-committed"]),
-                )
-            if not pending.settled:
-                await asyncio.sleep(PROBE_PAUSE_S)  # so that quick answers do not lead to a busy loop
-        except Error as error:
-            # The leader is gone, or does not know the batch: it is sent again.
-            self._hold(queue, str(error), wait_ms=0)
-        finally:
-            self._probes.pop(partition, None)
-            self._quiet_ms.pop(partition, None)
-        self.on_progress()
-        self.wake()
+        self._probes.learned(queue, taken.term, taken.committed)
 
     def _acknowledged(self, queue: PartitionQueue, pending: Pending, answer: Answer) -> None:
         partition = queue.partition
         try:
-            receipt = _APPEND_ANSWER.decode(answer.body)
-            offset = _offset_of(receipt, pending)
-        except (msgspec.MsgspecError, ValueError, IndexError) as fault:
+            receipt, offset = read_appended(answer.body, pending)
+        except ValueError as fault:
             error = OutcomeUnknown(
                 f"{self.topic}/{partition}: a receipt that cannot be read: {fault}",
                 code="bad_receipt",
@@ -622,11 +543,9 @@ class Sender:
 
     def _set_timer(self, now: int) -> None:
         resume_ms = self.accumulator.next_resume_ms()
-        if self._quiet_ms:
-            asked = [at for partition, at in self._quiet_ms.items() if partition not in self._probes]
-            if asked:
-                probe_ms = min(asked) + PROBE_MS
-                resume_ms = probe_ms if resume_ms is None else min(resume_ms, probe_ms)
+        probe_ms = self._probes.next_ms() if self._accepts else None
+        if probe_ms is not None:
+            resume_ms = probe_ms if resume_ms is None else min(resume_ms, probe_ms)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -651,7 +570,8 @@ class Sender:
         if self._timer is not None:
             self._timer.cancel()
         self._watchdog.close()
-        for task in [*self._connecting.values(), *self._probes.values(), *self._missing]:
+        self._probes.close()
+        for task in [*self._connecting.values(), *self._missing]:
             task.cancel()
         if self._learning is not None:
             self._learning.cancel()
@@ -662,24 +582,6 @@ class Sender:
                         pending.maybe_applied |= pending.attempts > 0
                         self.accumulator.fail(queue, pending, error)
         self.on_progress()
-
-
-def _offset_of(receipt: _AppendAnswer, pending: Pending) -> int:
-    """Return the offset of the first record of a batch from its receipt; -1 if its records are delayed.
-
-    Delayed records whose times had passed when they arrived are appended at once, and have offsets.
-
-    Raises:
-        ValueError: the receipt is that of another batch.
-    """
-    if receipt.scheduled:
-        if len(receipt.scheduled) != len(pending.values) or receipt.placed:
-            raise ValueError(f"{receipt} is not the delayed batch that was sent")
-        return -1
-    placed = receipt.placed[0]
-    if placed.partition != pending.partition or placed.count != len(pending.values):
-        raise ValueError(f"{placed} is not the batch that was sent")
-    return placed.offset
 
 
 def _nothing() -> None:

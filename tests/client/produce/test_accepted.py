@@ -16,7 +16,7 @@ from laminar import aio
 from laminar.client.policy.partition_queue import MOST_FLYING, Pending
 from laminar.client.policy.record_accumulator import RecordAccumulator
 from laminar.client.policy.resume_numbers import Numbers, Reached
-from laminar.client.produce import sender
+from laminar.client.produce import durability_probes
 from laminar.wire.key_route import Route
 
 
@@ -202,7 +202,7 @@ async def test_accepted_comes_before_durable(cluster: Any, monkeypatch: pytest.M
                 producer.statistics()["buffered_bytes"],
             )
             assert 1 == cluster.probes
-            monkeypatch.setattr(sender, "PROBE_MS", 50)
+            monkeypatch.setattr(durability_probes, "PROBE_MS", 50)
             delivery = producer.send(b"b", partition=1, number=2)
             async with asyncio.timeout(5):
                 assert 1 == (await delivery).offset, "asked for, though nobody waits for all"
