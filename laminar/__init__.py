@@ -16,6 +16,16 @@ if TYPE_CHECKING:
     from laminar.client import errors
     from laminar.client.codecs import Codec, json
     from laminar.client.delayed import DelayedCount, DelayedRecord, DelayedState
+    from laminar.client.descriptions import (
+        AsideInfo,
+        ChannelInfo,
+        CursorInfo,
+        PartitionInfo,
+        RouteInfo,
+        SinkInfo,
+        TopicInfo,
+        Trimmed,
+    )
     from laminar.client.errors import (
         AlreadyExists,
         AuthError,
@@ -41,21 +51,7 @@ if TYPE_CHECKING:
         Untrusted,
     )
     from laminar.client.history import RecordEvent, RecordHistory
-    from laminar.client.records import (
-        AsideInfo,
-        ChannelInfo,
-        CursorInfo,
-        PartitionInfo,
-        ReadBatch,
-        Receipt,
-        Record,
-        RouteInfo,
-        Settled,
-        SinkInfo,
-        Staged,
-        TopicInfo,
-        Trimmed,
-    )
+    from laminar.client.records import ReadBatch, Receipt, Record, Settled, Staged
     from laminar.client.search import FoundRecord, NotSearched
     from laminar.client.sync.channel import Channel, Job
     from laminar.client.sync.client import Client, connect
@@ -108,22 +104,21 @@ _HOMES: dict[str, tuple[str, str | None]] = {
         )
     },
     **{
-        name: ("laminar.client.records", name)
+        name: ("laminar.client.descriptions", name)
         for name in (
             "AsideInfo",
             "ChannelInfo",
             "CursorInfo",
             "PartitionInfo",
-            "ReadBatch",
-            "Receipt",
-            "Record",
             "RouteInfo",
-            "Settled",
             "SinkInfo",
-            "Staged",
             "TopicInfo",
             "Trimmed",
         )
+    },
+    **{
+        name: ("laminar.client.records", name)
+        for name in ("ReadBatch", "Receipt", "Record", "Settled", "Staged")
     },
     **{name: ("laminar.client.sync.channel", name) for name in ("Channel", "Job")},
     **{name: ("laminar.client.sync.client", name) for name in ("Client", "connect")},

@@ -9,21 +9,11 @@ from laminar.client.consume.large_values import Value
 from laminar.client.consume.reader import Reader
 from laminar.client.consume.subscription import Subscription
 from laminar.client.delayed import DelayedCount, DelayedRecord, DelayedState
+from laminar.client.descriptions import AsideInfo, PartitionInfo, SinkInfo, TopicInfo, Trimmed
 from laminar.client.history import RecordEvent, RecordHistory
 from laminar.client.produce.datagrams import Datagrams
 from laminar.client.produce.producer import Delivery, Producer
-from laminar.client.records import (
-    AsideInfo,
-    PartitionInfo,
-    ReadBatch,
-    Receipt,
-    Record,
-    Settled,
-    SinkInfo,
-    Staged,
-    TopicInfo,
-    Trimmed,
-)
+from laminar.client.records import ReadBatch, Receipt, Record, Settled, Staged
 from laminar.client.search import FoundRecord, NotSearched, Search
 from laminar.client.topic import Topic
 from laminar.client.trace import RecordTrace, TraceEvent

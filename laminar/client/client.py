@@ -12,11 +12,11 @@ from urllib.parse import quote, urlencode
 import msgspec
 
 from laminar.client.codecs import Codec
+from laminar.client.descriptions import SinkInfo
 from laminar.client.errors import AlreadyExists, ConfigError
 from laminar.client.net.endpoints import Endpoints, resolve
 from laminar.client.net.session import Session, topic_path
 from laminar.client.produce.producer import DEFAULT_BUFFER_BYTES
-from laminar.client.records import SinkInfo
 from laminar.client.topic import Topic
 from laminar.client.trace import RecordTrace, trace_of
 from laminar.client.transact.sinks import DEFAULT_STAGE_BYTES, Sink, Transaction

@@ -14,9 +14,9 @@ from typing import Any
 
 import msgspec
 
+from laminar.client.descriptions import RouteInfo
 from laminar.client.errors import Error, NotFound, PreconditionFailed, TimedOut
 from laminar.client.net.session import Session, topic_path
-from laminar.client.records import RouteInfo
 from laminar.wire.key_route import logical_of_key
 
 # How often the progress of a change is asked for.

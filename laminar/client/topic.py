@@ -25,6 +25,7 @@ from laminar.client.consume.row_filter import row_filter
 from laminar.client.consume.subscription import HANDOVER_S, SESSION_S, Mode, Subscription
 from laminar.client.delayed import DelayedCount, DelayedQuestions, DelayedRecord, DelayedState, asked_of
 from laminar.client.delivery_time import Delay, DeliverAt, delivery_time_ms
+from laminar.client.descriptions import ChannelInfo, CursorInfo, PartitionInfo, RouteInfo, TopicInfo, Trimmed
 from laminar.client.errors import ConfigError
 from laminar.client.history import RecordHistory, history_of
 from laminar.client.net.session import Session, topic_path
@@ -39,16 +40,7 @@ from laminar.client.produce.producer import (
 from laminar.client.produce.sender import Sender
 from laminar.client.produce.topic_appends import TopicAppends
 from laminar.client.produce.uploads import PART_BYTES, chunks_of
-from laminar.client.records import (
-    ChannelInfo,
-    CursorInfo,
-    PartitionInfo,
-    Receipt,
-    RouteInfo,
-    TopicInfo,
-    Trimmed,
-    identity,
-)
+from laminar.client.records import Receipt, identity
 from laminar.client.route_changes import (
     cancel_route,
     change_route,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from laminar.client.records import SinkInfo
+from laminar.client.descriptions import SinkInfo
 from laminar.spark.write.fingerprints import Fingerprint, OtherBatch, committed_before, journal_of
 
 pytest.importorskip("pyarrow")

@@ -24,7 +24,8 @@ from laminar.cli.options import ANY_CLUSTER, OUTPUT, Cluster
 
 if TYPE_CHECKING:
     from laminar.client.consume.fetchers import OnDamage
-    from laminar.client.records import PartitionInfo, Record
+    from laminar.client.descriptions import PartitionInfo
+    from laminar.client.records import Record
     from laminar.client.sync.reader import Reader
     from laminar.client.sync.topic import Topic
 

@@ -11,7 +11,7 @@ from laminar.cli.options import ANY_CLUSTER, AS_TABLE, Cluster, Listing
 
 if TYPE_CHECKING:
     import laminar
-    from laminar.client.records import CursorInfo
+    from laminar.client.descriptions import CursorInfo
 
 Topic = Annotated[str, Parameter(help="The topic's name.")]
 Name = Annotated[str, Parameter(help="The cursor's name.")]

@@ -19,9 +19,10 @@ from laminar.client.consume.job_source import POLL_S, JobSource
 from laminar.client.consume.jobs import Job, reason_of
 from laminar.client.consume.reader import start_parameter
 from laminar.client.consume.worker import Worker
+from laminar.client.descriptions import AsideInfo, ChannelInfo
 from laminar.client.errors import ConfigError
 from laminar.client.net.session import Session
-from laminar.client.records import AsideInfo, ChannelInfo, Settled
+from laminar.client.records import Settled
 from laminar.wire.channels import MAX_NAMED, ChannelSettings
 
 T = TypeVar("T")

@@ -9,9 +9,9 @@ from urllib.parse import quote
 
 import msgspec
 
+from laminar.client.descriptions import ChannelInfo
 from laminar.client.errors import AlreadyExists, PreconditionFailed
 from laminar.client.net.session import Session, topic_path
-from laminar.client.records import ChannelInfo
 
 SET_TRIES = 5
 """How often a change of a channel is tried, while others change it too."""

@@ -13,9 +13,9 @@ from urllib.parse import quote
 
 import msgspec
 
+from laminar.client.descriptions import CursorInfo
 from laminar.client.errors import Error
 from laminar.client.net.session import Session, topic_path
-from laminar.client.records import CursorInfo
 
 
 def cursor_path(topic: str, name: str) -> str:

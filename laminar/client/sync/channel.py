@@ -19,8 +19,9 @@ from laminar.client.consume.channel import Dead
 from laminar.client.consume.job_source import POLL_S
 from laminar.client.consume.stop_signal import at_sigterm
 from laminar.client.consume.worker import Worker
+from laminar.client.descriptions import AsideInfo, ChannelInfo
 from laminar.client.errors import ConfigError
-from laminar.client.records import AsideInfo, ChannelInfo, Record, Settled
+from laminar.client.records import Record, Settled
 from laminar.client.sync.large_values import Value
 from laminar.client.sync.portal import Portal
 

@@ -15,8 +15,8 @@ from typing import Any, Self, TypeVar, overload
 
 from laminar.client import client as aio_client
 from laminar.client.codecs import Codec
+from laminar.client.descriptions import SinkInfo
 from laminar.client.produce.producer import DEFAULT_BUFFER_BYTES
-from laminar.client.records import SinkInfo
 from laminar.client.sync.portal import Portal
 from laminar.client.sync.sinks import Sink, Transaction
 from laminar.client.sync.topic import Topic

@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
+from laminar.client.descriptions import SinkInfo
 from laminar.client.errors import ConfigError
 from laminar.client.produce.producer import DEFAULT_BUFFER_BYTES, Key
-from laminar.client.records import SinkInfo, Staged
+from laminar.client.records import Staged
 from laminar.client.sync.channel import Job
 from laminar.client.sync.portal import Portal, wait_until
 from laminar.client.trace_id import TraceId

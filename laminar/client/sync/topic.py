@@ -12,18 +12,11 @@ from laminar.client.consume.reader import Start
 from laminar.client.consume.subscription import HANDOVER_S, SESSION_S, Mode
 from laminar.client.delayed import DelayedCount, DelayedRecord, DelayedState, asked_of
 from laminar.client.delivery_time import Delay, DeliverAt
+from laminar.client.descriptions import ChannelInfo, CursorInfo, PartitionInfo, RouteInfo, TopicInfo, Trimmed
 from laminar.client.history import RecordHistory
 from laminar.client.produce.producer import DEFAULT_BATCH_BYTES, DEFAULT_BUFFER_BYTES, Key
 from laminar.client.produce.uploads import PART_BYTES, joined_chunks_of
-from laminar.client.records import (
-    ChannelInfo,
-    CursorInfo,
-    PartitionInfo,
-    Receipt,
-    RouteInfo,
-    TopicInfo,
-    Trimmed,
-)
+from laminar.client.records import Receipt
 from laminar.client.search import VALUE_BYTES, Place
 from laminar.client.sync.channel import Channel
 from laminar.client.sync.datagrams import Datagrams

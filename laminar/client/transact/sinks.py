@@ -21,12 +21,13 @@ from urllib.parse import urlencode
 import msgspec
 
 from laminar.client.consume.jobs import Job
+from laminar.client.descriptions import SinkInfo
 from laminar.client.errors import ConfigError, Error, Fenced, OutcomeUnknown, Overloaded, TimedOut
 from laminar.client.net.session import Session
 from laminar.client.policy.retry import Backoff
 from laminar.client.policy.staging import MAX_FIRST_STAGE, Epoch, Stages, joined
 from laminar.client.produce.producer import DEFAULT_BUFFER_BYTES, OVERFLOW, Key
-from laminar.client.records import SinkInfo, Staged, StagedPart
+from laminar.client.records import Staged, StagedPart
 from laminar.client.trace_id import TraceId
 from laminar.client.transact.stage_sender import Named, StageSender, batch_path, sink_path
 

@@ -18,7 +18,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from laminar.client.records import SinkInfo
+from laminar.client.descriptions import SinkInfo
 
 log = logging.getLogger(__name__)
 

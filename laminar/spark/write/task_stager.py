@@ -23,8 +23,9 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Final
 
 from laminar.batch import Batch, build
+from laminar.client.descriptions import SinkInfo
 from laminar.client.errors import Error, NotFound
-from laminar.client.records import SinkInfo, Staged, StagedPart
+from laminar.client.records import Staged, StagedPart
 from laminar.client.transact.sinks import Sink
 from laminar.client.transact.stage_sender import post_stage
 from laminar.spark.read.cluster import Cluster

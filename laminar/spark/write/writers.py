@@ -26,9 +26,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
+from laminar.client.descriptions import SinkInfo
 from laminar.client.errors import Error, Fenced
 from laminar.client.net.endpoints import Endpoints
-from laminar.client.records import SinkInfo, Staged
+from laminar.client.records import Staged
 from laminar.spark.write.fingerprints import Fingerprint, committed_before, journal_of, older_than_its_sink
 from laminar.spark.write.options import SinkOptions, check_sink_schema
 

@@ -13,7 +13,7 @@ from laminar.cli.options import ANY_CLUSTER, AS_TABLE, Cluster, Listing
 from laminar.cli.times import moment
 
 if TYPE_CHECKING:
-    from laminar.client.records import ChannelInfo
+    from laminar.client.descriptions import ChannelInfo
 
 Topic = Annotated[str, Parameter(help="The topic's name.")]
 Name = Annotated[str, Parameter(help="The channel's name.")]

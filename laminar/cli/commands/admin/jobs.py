@@ -15,7 +15,8 @@ from laminar.cli.lines import PLACES, as_json, compile_format
 from laminar.cli.options import ANY_CLUSTER, AS_TABLE, OUTPUT, Cluster, Listing
 
 if TYPE_CHECKING:
-    from laminar.client.records import AsideInfo, ChannelInfo, Settled
+    from laminar.client.descriptions import AsideInfo, ChannelInfo
+    from laminar.client.records import Settled
     from laminar.client.sync.channel import Job
 
 Token = Annotated[str, Parameter(help="PARTITION:OFFSET:DELIVERY, as `receive` or `dead` prints it.")]

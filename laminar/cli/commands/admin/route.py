@@ -12,7 +12,7 @@ from laminar.cli.errors import Failed, UsageError, complain
 from laminar.cli.options import ANY_CLUSTER, AS_TABLE, Cluster, Listing
 
 if TYPE_CHECKING:
-    from laminar.client.records import RouteInfo
+    from laminar.client.descriptions import RouteInfo
     from laminar.client.sync.client import Client
 
 LOGICAL_PARTITIONS = 65_536
