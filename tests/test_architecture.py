@@ -1,7 +1,7 @@
 """The code's layout: who may import whom, no circles, no crowded folders, what is pure, who opens files.
 
-The rules are tables in `tests/architecture.py`; each check is also run on a small tree with one planted
-fault, because a check that cannot fail is worth nothing.
+The rules are tables in `tests/architecture.py`; each check of `tests/layout_checks.py` is also run on a small
+tree with one planted fault, because a check that cannot fail is worth nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from tests import architecture as layout
+from tests import architecture as tables
+from tests import layout_checks as layout
 
 ROOT = Path(__file__).parents[1]
 CHECKS = [
@@ -32,7 +33,7 @@ Check = Callable[[Path], list[layout.Violation]]
 
 # Nothing a user imports may load these: not the generic names, not what only a server or a notebook needs.
 NOT_LOADED = (
-    *layout.GENERIC,
+    *tables.GENERIC,
     "uvloop",
     "pysyncobj",
     "swimprotocol",
@@ -56,8 +57,8 @@ def test_the_walk_sees_the_code() -> None:
     """The checks above judge real modules: the walk finds the packages, and the door where the table says."""
     known = layout.modules(ROOT)
 
-    assert {name.split(".")[0] for name in known} == set(layout.PACKAGES)
-    assert layout.MAY_OPEN.keys() <= known.keys()
+    assert {name.split(".")[0] for name in known} == set(tables.PACKAGES)
+    assert tables.MAY_OPEN.keys() <= known.keys()
     assert "laminar.batch" in known
 
 
@@ -69,9 +70,9 @@ def test_every_exception_is_still_needed() -> None:
 def test_every_row_is_of_something_that_is_there() -> None:
     """A folder or module that is gone leaves no rule behind, neither its own nor in those of others."""
     there = {layout.row_of(name) for name in layout.modules(ROOT)}
-    named = {entry.removesuffix(".*") for row in layout.MAY_IMPORT.values() for entry in row}
+    named = {entry.removesuffix(".*") for row in tables.MAY_IMPORT.values() for entry in row}
 
-    assert set() == (layout.MAY_IMPORT.keys() | named) - there
+    assert set() == (tables.MAY_IMPORT.keys() | named) - there
 
 
 # (check, the file that breaks its rule, its source, what the check says)
