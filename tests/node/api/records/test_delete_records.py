@@ -16,7 +16,7 @@ from laminar.node.api.records.delete_records import DeleteRecordsRoute
 from laminar.node.api.records.fetch import FetchRoutes
 from laminar.node.partition.partition import Partition
 from laminar.wire.channels import ChannelSettings
-from tests.node.channels.test_carrier import CHANNEL, carrying
+from tests.node.channels.carrying import CHANNEL, carrying
 from tests.node.services import Services, exchange
 
 
