@@ -152,7 +152,7 @@ async def test_a_leader_that_falls_silent_is_left_once_another_leads(
         for number in range(300, 900):
             producer.send(b"%d" % number, partition=1)
         cluster.topics["t"][1].leader = 2
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await producer.wait()
         # What it was sent before it fell silent it deals with now; by then all of it is known.
         cluster.silent.clear()
@@ -206,7 +206,7 @@ async def test_closing_says_what_becomes_of_an_append_that_was_sent(cluster: Any
 
 async def _until(told: Callable[[], bool]) -> None:
     """The fake nodes are on another loop, and another thread."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not told():  # noqa: ASYNC110  # for that reason
             await asyncio.sleep(0.005)
 
