@@ -373,15 +373,24 @@ def test_only_the_importer_uses_a_topic_that_is_imported(
     assert 1 == refused.code and "from another backup" in refused.err
     assert 0 == laminar("topic", "delete", back, "--yes").code
     assert 0 == laminar("topic", "import", str(tmp_path / "a"), "--as", back).code
-    assert (412, "precondition_failed") == refusal(
+    assert (412, "precondition_failed") == final_refusal(
         on_node, "DELETE", f"{path}/partitions/0/records?before=999", None, {"Laminar-Import": "0" * 32}
     )
-    assert (416, "offset_beyond_end") == refusal(
+    assert (416, "offset_beyond_end") == final_refusal(
         on_node, "DELETE", f"{path}/partitions/0/records?before=999", None
     )
-    assert (422, "invalid") == refusal(
+    assert (422, "invalid") == final_refusal(
         on_node, "PATCH", path, {"settings": {"importing": "0" * 32}}, {"If-Match": "*"}
     )
+
+
+def final_refusal(*request: Any) -> tuple[int, str]:
+    """Return status and code once the shard that is asked has seen the end of the import."""
+    deadline = time.monotonic() + 60
+    while (found := refusal(*request)) == (503, "being_created"):
+        assert time.monotonic() < deadline, "the import does not end"
+        time.sleep(0.02)
+    return found
 
 
 def refusal(

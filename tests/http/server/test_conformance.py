@@ -7,12 +7,13 @@ import json
 import shutil
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 import requests
 
-from tests.http.serving import Mirror, serving
+from tests.http.serving import PATIENCE_S, Mirror, serving
 
 
 async def test_httpx_is_served() -> None:
@@ -23,7 +24,12 @@ async def test_httpx_is_served() -> None:
             yield b"x" * 10_000
 
     app = Mirror()
-    async with serving(app) as (server, url), httpx.AsyncClient(base_url=url, trust_env=False) as client:
+    # By default httpx gives up after 5 s, and closes a connection that was idle for 5 s.
+    patient: dict[str, Any] = {"timeout": PATIENCE_S, "limits": httpx.Limits(keepalive_expiry=PATIENCE_S)}
+    async with (
+        serving(app) as (server, url),
+        httpx.AsyncClient(base_url=url, trust_env=False, **patient) as client,
+    ):
         for method in ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"):
             answer = await client.request(method, "/v1/a b/é", params={"key": "S&O ü"})
             assert 200 == answer.status_code
