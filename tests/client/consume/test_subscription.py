@@ -101,8 +101,10 @@ async def test_members_that_join_and_leave_read_everything_once(url: str, topic:
         await eventually(lambda: second.records.partitions)
         await fill(handle, 8)
         await eventually(lambda: len(seen) == 16 * PARTITIONS)
-        every = set(range(PARTITIONS))
-        await eventually(lambda: first.records.partitions | second.records.partitions == every)
+        # Both have one for a moment whose new owner hears of it before the old one does.
+        await eventually(
+            lambda: sorted([*first.records.partitions, *second.records.partitions]) == [*range(PARTITIONS)]
+        )
         owned = (first.records.partitions, second.records.partitions)
         described = await handle.describe_cursor("g")
         await second.leave()
@@ -116,7 +118,7 @@ async def test_members_that_join_and_leave_read_everything_once(url: str, topic:
         await third.leave()
         after = await handle.describe_cursor("g")
 
-    assert owned[0] and owned[1] and not owned[0] & owned[1]
+    assert owned[0] and owned[1]
     assert 2 == len(set(described.owners.values()))
     assert {1} == set(Counter(seen).values())
     assert (0, {}) == (after.total_lag, after.owners)
