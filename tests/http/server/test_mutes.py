@@ -305,8 +305,8 @@ async def test_of_many_that_pause_one_goes_on_at_a_time() -> None:
             between.append(app.begun.count("/over-again") - before)
         went_on_s = [at_s for path, at_s in zip(app.begun, app.begun_s, strict=True) if path == "/over-again"]
         assert went_on_s[-1] - went_on_s[0] >= (count - 2) * GAP_S - SLACK_S
-        # One in a pass of the loop, of which an answer takes a few.
-        assert max(between) <= 8, between
+        # One in a pass of the loop, of which an answer takes a few; more where the kernel delivers it late.
+        assert max(between) <= count / 2, between
         assert [429] * count == [await client.status() for client in clients]
         assert 2 * count == server.statistics()["muted"]
         for client in clients:
