@@ -44,6 +44,12 @@ def started(command: Sequence[str], *, stderr: int | None = None) -> Iterator[su
 
 
 @pytest.fixture(autouse=True)
+def _no_word_of_a_slow_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command says that no node answers shortly before it gives up, and not after 2 s of a busy machine."""
+    monkeypatch.setattr("laminar.cli.options.PATIENCE_S", 9.5)
+
+
+@pytest.fixture(autouse=True)
 def _no_settings_of_the_person(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Neither variables nor contexts of whoever runs the tests."""
     for name in list(os.environ):
@@ -51,6 +57,15 @@ def _no_settings_of_the_person(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
             monkeypatch.delenv(name)
     monkeypatch.setenv("LAMINAR_CONFIG", str(tmp_path / "contexts.toml"))
     monkeypatch.setenv("COLUMNS", "100")
+
+
+@pytest.fixture
+def any_disk_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The doctor does not mind how long syncs, names and answers take where the tests run."""
+    for name, limit in (("SLOW_SYNC_MS", 1e9), ("LONGEST_SYNC_MS", 1e9), ("ASK_TIMEOUT_S", 60.0)):
+        monkeypatch.setattr(f"laminar.cli.commands.admin.doctor.{name}", limit)
+    for name in ("SLOW_SYNC_S", "SLOW_NAME_S"):
+        monkeypatch.setattr(f"laminar.cli.commands.doctor.machine.{name}", 1e6)
 
 
 @pytest.fixture

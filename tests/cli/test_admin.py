@@ -145,6 +145,7 @@ def test_a_balance_says_why_nothing_moves(node: str, laminar: Command) -> None:
         assert f"{node}\n" == laminar(*words, "-o", "names").text
 
 
+@pytest.mark.usefixtures("any_disk_will_do")
 def test_a_doctor_without_a_finding_says_what_it_checked(topic: str, laminar: Command) -> None:
     healthy = laminar("cluster", "doctor")
 

@@ -15,7 +15,7 @@ import pytest
 
 import laminar as laminar_client
 from laminar.aio import connect
-from laminar.cli.commands.bench import loads
+from laminar.cli.commands.bench import loads, pace, report
 from laminar.cli.commands.bench.tally import MOST_CODES, Latencies, Tally
 from tests.cli.conftest import Command, Ran
 
@@ -28,17 +28,30 @@ def name() -> str:
     return f"bench-{next(_numbers)}"
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that stands still for a moment is no reason to leave a record out, or to call it late."""
+    monkeypatch.setattr(pace, "GRACE_S", 60.0)
+    monkeypatch.setattr(report, "LATE_S", 60.0)
+
+
 def _report(ran: Ran) -> Any:
     return json.loads(ran.out)
 
 
 class _Watched(Tally):
-    """A tally that tells when so many records have their receipt."""
+    """A tally that tells when so many records have their receipt, and when the topic is missed."""
 
     def __init__(self, wanted: int) -> None:
         super().__init__()
         self._wanted = wanted
         self.reached = asyncio.Event()
+        self.missed = asyncio.Event()
+
+    def failed(self, code: str, count: int = 1) -> None:
+        super().failed(code, count)
+        if code == "no_such_topic":
+            self.missed.set()
 
     def succeeded(self, now_s: float, count: int, size_bytes: int) -> None:
         super().succeeded(now_s, count, size_bytes)
@@ -72,7 +85,7 @@ def test_the_longest_gap_is_from_begin_to_end() -> None:
 
     tally = Tally()
     tally.begin()
-    now_s = time.perf_counter()
+    now_s = tally._began_s
     tally.succeeded(now_s + 1, 1, 10)
     tally.succeeded(now_s + 4, 2, 20)
     tally.succeeded(now_s + 5, 1, 10)
@@ -81,6 +94,7 @@ def test_the_longest_gap_is_from_begin_to_end() -> None:
     assert (found["records"], found["longest_gap_s"], found["records_per_s"]) == (4, 3.0, 0.8)
 
 
+@pytest.mark.usefixtures("patient")
 def test_a_stall_counts_for_each_record_that_was_due_in_it(node_url: str, name: str) -> None:
     """A load that waits for each answer would have one long latency, and report a fine p90."""
 
@@ -105,24 +119,41 @@ def test_a_stall_counts_for_each_record_that_was_due_in_it(node_url: str, name: 
     assert tally.longest_gap_s >= 0.39
 
 
-def test_a_topic_that_goes_away_is_counted_by_code(node_url: str, name: str) -> None:
+class _Open(pace.Pace):
+    """A schedule that goes on until it is said that it is over."""
+
+    is_over = False
+
+    @property
+    def ends_s(self) -> float:
+        return self.began_s if self.is_over else super().ends_s
+
+
+def test_a_topic_that_goes_away_is_counted_by_code(
+    node_url: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schedule = _Open(500, 600.0)
+    monkeypatch.setattr(loads, "Pace", lambda rate, seconds: schedule)
+
     async def deleted() -> Tally:
         tally = _Watched(50)
-        async with connect(node_url, timeout=2) as client:
+        async with connect(node_url) as client:
             topic = await client.create_topic(name, partitions=2)
-            load = loads.Load(size=64, seconds=1.0, rate=500)
+            load = loads.Load(size=64, seconds=600.0, rate=500)
             running = asyncio.create_task(loads.produce(topic, load, tally))
             await tally.reached.wait()
             await topic.delete()
+            await tally.missed.wait()
+            schedule.is_over = True
             await running
         return tally
 
     tally = asyncio.run(deleted())
-    assert 50 <= tally.done < 500
-    assert tally.done + tally.errors.total() == tally.sent == 500
-    assert "no_such_topic" in tally.errors
+    assert tally.done >= 50
+    assert tally.done + tally.errors.total() == tally.sent
 
 
+@pytest.mark.usefixtures("patient")
 def test_produce_makes_a_topic_and_says_what_it_did(on_node: str, laminar: Command, name: str) -> None:
     rate = ("--rate", "400", "--seconds", "0.5", "--size", "100", "--partitions", "2")
     ran = laminar("bench", "produce", name, *rate, "--setting", "flush=interval", "--json")
@@ -162,16 +193,21 @@ def test_an_interrupt_ends_it_with_the_figures_until_then(on_node: str, name: st
                 while not _is_there(client, name):
                     time.sleep(0.05)
                 topic = client.topic(name)
-                while sum(topic.offsets().values()) < loads.WARM_UP_RECORDS + 50:
+                # So often that some of them have their receipts: only a few batches are under way at a time.
+                seen: set[int] = set()
+                while len(seen) < 20 or max(seen) < loads.WARM_UP_RECORDS + 50:
+                    seen.add(sum(topic.offsets().values()))
                     time.sleep(0.05)
             running.send_signal(signal.SIGINT)
-            out, err = running.communicate(timeout=20)
+            out, err = running.communicate(timeout=120)
         finally:
             running.kill()
     assert running.returncode == 130 and b"interrupted" in err
     found = json.loads(out)
     assert found["interrupted"] is True and found["rate_reached"] is None
-    assert 30 <= found["records"] < 5_000 and found["errors"] == {}
+    with laminar_client.connect(on_node) as client:
+        appended = sum(client.topic(name).offsets().values()) - loads.WARM_UP_RECORDS
+    assert 0 < found["records"] <= appended and found["errors"] == {}
 
 
 def _is_there(client: laminar_client.Client, name: str) -> bool:
@@ -185,7 +221,9 @@ def test_a_rate_that_is_not_reached_is_said(on_node: str, laminar: Command, name
     assert found["rate_reached"] is False and found["not_sent"] > 0
     assert found["records"] + found["not_sent"] == found["due"] == 1_000_000
     assert found["latency_ms"]["p50"] > 50  # they waited, and the wait counts
-    assert name not in laminar("topic", "list", "-o", "names").text
+    deadline = time.monotonic() + 60
+    while name in laminar("topic", "list", "-o", "names").text.split():  # another shard's view may lag
+        assert time.monotonic() < deadline, "the topic is listed for ever"
 
     one = laminar("bench", "latency", name, "--rate", "20000", "--seconds", "0.3", "--in-flight", "1")
     assert one.code == 3 and "was not reached" in one.err and "until read, ms" in one.text

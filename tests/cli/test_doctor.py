@@ -19,6 +19,7 @@ from laminar.node.host.settings import SETTINGS, Settings
 from tests.cli.conftest import Command
 
 
+@pytest.mark.usefixtures("any_disk_will_do")
 def test_each_check_of_a_healthy_node_is_a_line(on_node: str, laminar: Command, tmp_path: Path) -> None:
     ran = laminar("doctor", "--data", str(tmp_path), "--json")
     lines = [Line(**each) for each in json.loads(ran.out)]
@@ -93,6 +94,7 @@ def test_samples_with_names_that_clients_gave_are_left_out() -> None:
     assert list(allowed.samples_of(lines)) == [*lines[:2], lines[4]]
 
 
+@pytest.mark.usefixtures("any_disk_will_do")
 def test_names_that_have_no_address_are_said() -> None:
     lines = list(machine.of_names(["http://nowhere.invalid:7070", "http://localhost:7070"]))
     assert ("warning", "nowhere.invalid has no address") == (lines[0].status, lines[0].finding)

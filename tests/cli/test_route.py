@@ -111,7 +111,7 @@ def library_logical(key: str) -> int:
 def test_a_change_that_waits_is_shown_and_cancelled(topic: str, on_node: str, laminar: Command) -> None:
     """Nothing was ended, so the partition goes on."""
     part = f"{on_node}/v1/topics/{topic}/partitions/0/uploads/u/parts/0"
-    assert httpx.put(part, content=b"part").is_success
+    assert httpx.put(part, content=b"part", timeout=60).is_success
     begun = laminar("topic", "split", topic, "0", "--detach")
     assert (0, f"{topic}: the change to route 1 is under way\n") == (begun.code, begun.text)
     shown = laminar("topic", "route", topic).text
@@ -121,7 +121,7 @@ def test_a_change_that_waits_is_shown_and_cancelled(topic: str, on_node: str, la
     assert [(0, 0, 65_536)] == held(laminar, topic)
     assert "no change of topic" in laminar("topic", "cancel", topic).err
 
-    late = laminar("topic", "split", topic, "0", "--wait", "1.5")
+    late = laminar("topic", "split", topic, "0", "--wait", "4")
     assert 1 == late.code
     assert "is preparing: 0 to " in late.err and "; waits for partition 0: 1 " in late.err
     assert (

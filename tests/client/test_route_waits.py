@@ -50,7 +50,7 @@ async def test_one_partition_is_not_merged(tmp_path: Path, partitions: list[int]
 async def test_a_change_that_is_done_is_not_taken_from_a_node_that_sees_it_under_way() -> None:
     """A caller of `merge` would be given the partitions that have just ended."""
     asked = nodes(routes(1), routes(1, changing=2), routes(2))
-    route = await until_done(asked, "t", 2, wait=1.0)
+    route = await until_done(asked, "t", 2, wait=60.0)
     assert (2, {2: range(65_536)}) == (route.version, dict(route.ranges))
 
 
@@ -59,7 +59,7 @@ async def test_until_it_is_done_its_progress_is_shown() -> None:
     asked = Nodes(routes(2))
     asked.changes = [{"state": "preparing"}, {"state": "closing"}, {"state": "done"}]
     session = cast("Session", asked)
-    route = await until_done(session, "t", 2, wait=1.0, progress=lambda each: seen.append(each["state"]))
+    route = await until_done(session, "t", 2, wait=60.0, progress=lambda each: seen.append(each["state"]))
     assert (2, ["preparing", "closing"]) == (route.version, seen)
 
 

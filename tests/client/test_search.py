@@ -82,7 +82,7 @@ async def test_a_tail_has_what_is_appended_after_it_began(topic: Topic[bytes]) -
             await topic.append(b"new %d" % n, f"key {n}")
             await topic.append(b"other", f"key {n}")
 
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         appending = asyncio.ensure_future(append())
         values = [record.value async for record in tail]
         await appending

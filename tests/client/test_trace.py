@@ -26,7 +26,7 @@ def url() -> Iterator[str]:
 
 async def test_events_are_found_by_record_trace_id_and_key(url: str) -> None:
     async with laminar.aio.connect(url) as client:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while len((found := await client.trace(trace_id=TRACE_ID)).events) < 4:
                 pass  # they are written within half a second; each question is a search
 

@@ -16,7 +16,7 @@ from laminar.http.server.server import HttpServer
 from laminar.http.server.state import ServerLimits
 
 # How long tests wait for what should come at once.
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 # Requests, and what they still want: number, length and body; or the rest of the target.
 POST = b"POST /a?n=%d HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n%b"
 GET = b"GET /%b HTTP/1.1\r\nHost: a\r\n\r\n"

@@ -102,7 +102,6 @@ async def test_records_that_are_damaged_at_the_leader_are_read_from_another_repl
     async with aio.connect(cluster.urls) as client:
         topic = client.topic("t")
         await _append(topic, TEN)
-        client.session.timeout_s = 2.0
         cluster.on_fetch = damaged
         assert TEN == await _read(topic)
 
@@ -128,7 +127,6 @@ async def test_damage_at_the_leader_does_not_end_a_read_at_the_end_that_a_replic
     async with aio.connect(cluster.urls) as client:
         topic = client.topic("t")
         await _append(topic, TEN)
-        client.session.timeout_s = 2.0
         partition.lag = dict.fromkeys(range(3), 2)
         cluster.on_fetch = damaged
         electing = asyncio.create_task(elect())

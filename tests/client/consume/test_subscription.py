@@ -101,8 +101,10 @@ async def test_members_that_join_and_leave_read_everything_once(url: str, topic:
         await eventually(lambda: second.records.partitions)
         await fill(handle, 8)
         await eventually(lambda: len(seen) == 16 * PARTITIONS)
-        every = set(range(PARTITIONS))
-        await eventually(lambda: first.records.partitions | second.records.partitions == every)
+        # Both have one for a moment whose new owner hears of it before the old one does.
+        await eventually(
+            lambda: sorted([*first.records.partitions, *second.records.partitions]) == [*range(PARTITIONS)]
+        )
         owned = (first.records.partitions, second.records.partitions)
         described = await handle.describe_cursor("g")
         await second.leave()
@@ -116,7 +118,7 @@ async def test_members_that_join_and_leave_read_everything_once(url: str, topic:
         await third.leave()
         after = await handle.describe_cursor("g")
 
-    assert owned[0] and owned[1] and not owned[0] & owned[1]
+    assert owned[0] and owned[1]
     assert 2 == len(set(described.owners.values()))
     assert {1} == set(Counter(seen).values())
     assert (0, {}) == (after.total_lag, after.owners)
@@ -127,12 +129,12 @@ async def test_what_is_handed_over_is_committed_first(url: str, topic: str) -> N
     async with aio.connect(url) as client:
         handle = client.topic(topic)
         await fill(handle, 10)
-        async with handle.subscribe("g", session=2.0) as old:
+        async with handle.subscribe("g", session=5.0) as old:
             stream = aiter(old)
             seen = [await anext(stream) for _ in range(10 * PARTITIONS - 1)]
-            async with handle.subscribe("g", session=2.0) as new:
+            async with handle.subscribe("g", session=5.0) as new:
                 waiting = asyncio.ensure_future(anext(aiter(new)))
-                await asyncio.sleep(2.5)
+                await asyncio.sleep(5.5)
                 assert not waiting.done(), "everything was handed out already, and is not committed"
                 while len(seen) < 10 * PARTITIONS:
                     seen.append(await anext(stream))
@@ -151,20 +153,24 @@ async def test_who_does_not_commit_in_time_is_told_at_its_next_commit(url: str, 
     async with aio.connect(url) as client:
         handle = client.topic(topic)
         await fill(handle, 2)
-        async with handle.subscribe("g", session=2.0, handover=0.5) as old:
+        async with handle.subscribe("g", session=20.0, handover=0.5) as old:
             stream = aiter(old)
             seen = {
                 (each.partition, each.offset) for each in [await anext(stream) for _ in range(2 * PARTITIONS)]
             }
-            async with handle.subscribe("g", session=2.0) as new:
+            async with handle.subscribe("g", session=20.0) as new:
                 other = aiter(new)
                 again = await anext(other)
                 assert (again.partition, again.offset) in seen
                 assert again.partition in new.partitions and again.partition not in old.partitions
-                with pytest.raises(laminar.Fenced) as told:
-                    await old.commit()
-                await old.commit()
-                assert str(again.partition) in str(told.value.value)
+                told: list[str] = []
+                while True:
+                    try:
+                        await old.commit()
+                        break
+                    except laminar.Fenced as fenced:
+                        told += str(fenced.value).split(", ")
+                assert str(again.partition) in told and len(told) == len(set(told))
                 kept = (await handle.cursor("g")).items()
                 assert dict.fromkeys(old.partitions, 2).items() <= kept
 
@@ -353,7 +359,8 @@ def everything(members: list[MemberProcess], ends: dict[int, int]) -> int:
 
 def test_what_a_killed_member_owned_is_read_on_by_another(url: str, topic: str) -> None:
     """kill -9: a session later, from its last commit; what it was given since comes again, nothing else."""
-    members = [MemberProcess([url], topic, "g", every=4) for _ in range(2)]
+    # The one that stays is not taken for dead, too, when it stands still.
+    members = [MemberProcess([url], topic, "g", session_s=each, every=4) for each in (2.0, 20.0)]
     with ended(members), Writing([url], topic, PARTITIONS) as writing:
         until(lambda: all(len(member.read) > 8 for member in members), "both read")
         members[0].kill()
@@ -368,7 +375,7 @@ def test_what_a_killed_member_owned_is_read_on_by_another(url: str, topic: str) 
 
 def test_a_member_that_stood_still_hands_out_nothing_that_another_committed(url: str, topic: str) -> None:
     """It was taken for dead while it was stopped; when it goes on it looks first what it owns still."""
-    members = [MemberProcess([url], topic, "g", every=2) for _ in range(2)]
+    members = [MemberProcess([url], topic, "g", session_s=each, every=2) for each in (2.0, 20.0)]
     with ended(members), Writing([url], topic, PARTITIONS) as writing:
         until(lambda: all(len(member.read) > 8 for member in members), "both read")
         members[0].process.send_signal(signal.SIGSTOP)

@@ -14,6 +14,7 @@ import laminar
 from laminar import aio
 from laminar.batch import Batch
 from laminar.client.errors import Error, Fenced, OutcomeUnknown, TimedOut, Unavailable
+from laminar.client.produce import datagrams as datagrams_module
 from laminar.wire.datagram import Answer, DatagramCodec, Leader, NextRoute, Problem, Question, Receipt
 from laminar.wire.key_route import LOGICAL_PARTITIONS, Route
 
@@ -62,6 +63,13 @@ async def peer(say: Callable[[Question, int], Reply]) -> AsyncIterator[Peer]:
         transport.close()
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is sent again because an answer is slow: for nodes that answer all, and tests that count."""
+    monkeypatch.setattr(datagrams_module, "RESEND_MS", 60_000)
+    monkeypatch.setattr(datagrams_module, "LONGEST_RESEND_MS", 60_000)
+
+
 def placed(question: Question, count: int = 1) -> Receipt:
     return Receipt(7, count, 3, synced=True, duplicate=False)
 
@@ -88,7 +96,7 @@ async def test_what_is_not_answered_is_sent_again_the_same() -> None:
 
     assert laminar.Receipt(0, 7, 3, True) == receipt
     assert {bytes(node.asked[0].frame)} == {bytes(each.frame) for each in node.asked}
-    assert (3, 2) == (told["datagrams"], told["resent"])
+    assert told["datagrams"] - 1 == told["resent"] >= 2
 
 
 async def test_without_an_answer_the_outcome_is_unknown_and_the_next_begins_an_epoch() -> None:
@@ -97,8 +105,8 @@ async def test_without_an_answer_the_outcome_is_unknown_and_the_next_begins_an_e
     async with peer(lambda question, times: None if silent else placed(question)) as node:
         async with laminar.aio.connect(node.url) as client:
             async with client.topic("t").datagrams(partitions=1) as datagrams:
-                with pytest.raises(OutcomeUnknown, match=r"0\.3 s; last: 127\.0\.0\.1:\d+ did not answer"):
-                    await datagrams.append(b"x", timeout=0.3)
+                with pytest.raises(OutcomeUnknown, match=r"1\.5 s; last: 127\.0\.0\.1:\d+ did not answer"):
+                    await datagrams.append(b"x", timeout=1.5)
                 silent = False
                 await datagrams.append(b"y")
                 await datagrams.append(b"z")
@@ -106,6 +114,7 @@ async def test_without_an_answer_the_outcome_is_unknown_and_the_next_begins_an_e
     assert [(0, 0), (1, 0), (1, 1)] == list(dict.fromkeys(heads(node)))
 
 
+@pytest.mark.usefixtures("patient")
 async def test_a_leader_that_is_named_is_asked_and_remembered() -> None:
     """Also by those that come after."""
     async with peer(lambda question, times: placed(question)) as leader:
@@ -132,7 +141,9 @@ async def test_two_that_name_each_other_are_not_asked_without_a_pause() -> None:
     assert len(a.asked) + len(b.asked) < 100
 
 
-async def test_a_passing_trouble_is_waited_out_and_a_lasting_one_is_raised() -> None:
+async def test_a_passing_trouble_is_waited_out_and_a_lasting_one_is_raised(
+    request: pytest.FixtureRequest,
+) -> None:
     """As over HTTP, with the same exceptions."""
 
     def say(question: Question, times: int) -> Reply:
@@ -144,6 +155,7 @@ async def test_a_passing_trouble_is_waited_out_and_a_lasting_one_is_raised() -> 
         async with laminar.aio.connect(node.url) as client:
             async with client.topic("t").datagrams(partitions=1) as datagrams:
                 assert 7 == (await datagrams.append(b"x")).offset
+                request.getfixturevalue("patient")  # beside a copy without an answer it would be unknown
                 with pytest.raises(Fenced) as told:
                     await datagrams.append(b"fenced")
 
@@ -159,6 +171,7 @@ async def test_a_refusal_after_silence_leaves_the_outcome_unknown() -> None:
                     await datagrams.append(b"x")
 
 
+@pytest.mark.usefixtures("patient")
 async def test_a_forgotten_producer_begins_the_next_epoch() -> None:
     """One of very many is forgotten where others come after it; what has a receipt stays as it is."""
 
@@ -176,6 +189,7 @@ async def test_a_forgotten_producer_begins_the_next_epoch() -> None:
     assert [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)] == heads(node)
 
 
+@pytest.mark.usefixtures("patient")
 async def test_what_waits_leaves_together_and_never_more_than_has_room() -> None:
     """One datagram of a partition is under way at a time."""
     sizes: list[int] = []
@@ -227,6 +241,7 @@ async def test_what_could_not_be_sent_in_time_was_not_applied() -> None:
     assert "not_applied" == told.value.outcome
 
 
+@pytest.mark.usefixtures("patient")
 async def test_answers_that_prove_nothing_are_not_heard() -> None:
     """Of another secret, of another number, noise."""
 

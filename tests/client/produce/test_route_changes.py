@@ -84,7 +84,7 @@ async def test_appends_and_the_sync_face_go_over_changes(cluster: Any) -> None:
             producer.wait()
             found = [cluster.values("t", number) for number in range(4)]
             for number, delivery in enumerate([*first, *later]):
-                receipt = delivery.result(5)
+                receipt = delivery.result(60)
                 assert f"s:{number}".encode() == found[receipt.partition][receipt.offset]
 
     thread = threading.Thread(target=work)
@@ -175,7 +175,7 @@ async def test_a_run_that_was_replaced_does_not_get_to_an_output(cluster: Any, m
     """
     cluster.create("t", 1)
     async with aio.connect(cluster.urls) as client, aio.connect(cluster.urls) as other:
-        old = client.topic("t").producer(name="copier", timeout=5)
+        old = client.topic("t").producer(name="copier", timeout=60)
         sender = await old.open_sender()
         if moves == 2:
             cluster.change("t", 0)

@@ -14,6 +14,7 @@ from laminar.client.topic import Topic
 from laminar.client.trace_id import trace_id_bytes
 from laminar.testing.nodes import serve
 from laminar.wire.datagram import Question
+from tests.client.produce import test_datagrams
 from tests.client.produce.test_datagrams import Reply, peer, placed
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
@@ -30,6 +31,9 @@ async def topic(tmp_path: Path) -> AsyncIterator[Topic[bytes]]:
 def url() -> Iterator[str]:
     with serve() as found:
         yield found
+
+
+patient = test_datagrams.patient
 
 
 async def traces(topic: Topic[bytes]) -> dict[bytes, str | None]:
@@ -65,7 +69,7 @@ async def test_a_job_and_a_record_that_was_delayed_have_it(topic: Topic[bytes]) 
     await topic.move_delayed(receipt.scheduled, deliver_at="now")
     channel = await topic.channel("c", exist_ok=True)
 
-    (job,) = await channel.receive_batch(wait=20)
+    (job,) = await channel.receive_batch(wait=60)
 
     assert (b"later", TRACE) == (job.raw, job.trace_id)
 
@@ -88,6 +92,7 @@ async def test_a_transaction_and_a_stream_take_one(tmp_path: Path) -> None:
             assert b"." * 3_000 == await value.read()
 
 
+@pytest.mark.usefixtures("patient")
 async def test_a_datagram_takes_one() -> None:
     asked: list[list[bytes | None] | None] = []
 

@@ -176,7 +176,7 @@ def test_a_delivery_can_be_waited_for(cluster: Any) -> None:
     with laminar.connect(cluster.urls) as client, client.topic("t").producer() as producer:
         deliveries = [producer.send(b"x", partition=0) for _ in range(3)]
 
-        assert [0, 1, 2] == [delivery.result(5).offset for delivery in deliveries]
+        assert [0, 1, 2] == [delivery.result(60).offset for delivery in deliveries]
 
 
 def test_threads_share_a_producer(cluster: Any) -> None:

@@ -19,7 +19,7 @@ from laminar.client.transact import sinks
 from laminar.testing.nodes import serve
 from membership.catalog import CODE_VERSION
 
-WAIT_S = 30.0
+WAIT_S = 60.0
 
 
 @pytest.fixture
@@ -169,7 +169,7 @@ async def test_no_job_is_acknowledged_before_all_programs_know_pins(
         stager.append("bills", b"bill")
         await stager.ack(job)
     with pytest.raises(laminar.Error) as error:
-        await sink.commit(0, [stager.staged], timeout=2.0)
+        await sink.commit(0, [stager.staged], timeout=60.0)
     assert ("not_enabled", "not_applied") == (error.value.code, error.value.outcome)
     assert [] == await bills(client)
     assert 0 == (await channel.describe()).pinned

@@ -78,7 +78,12 @@ async def answers(data: bytes, requests: int, cuts: list[int]) -> list[Answer | 
 
 
 async def ask(
-    connection: ClientConnection, target: str, body: bytes = b"", *, method: str = "GET", timeout_s: float = 5
+    connection: ClientConnection,
+    target: str,
+    body: bytes = b"",
+    *,
+    method: str = "GET",
+    timeout_s: float = PATIENCE_S,
 ) -> Answer:
     """A request as the client would make it."""
     headers = {"Content-Length": str(len(body))} if body else {}

@@ -53,8 +53,9 @@ async def test_a_port_that_is_taken_is_passed_over() -> None:
 
 
 async def test_a_refused_connection_says_so() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
+    with socket.socket() as nobody_listens:  # and nobody else can, while it has the port
+        nobody_listens.bind(("127.0.0.1", 0))
+        port = nobody_listens.getsockname()[1]
 
-    with pytest.raises(ConnectionRefusedError):
-        await connect_to_shard("127.0.0.1", port, shard=0, shards=2, rng=random.Random())
+        with pytest.raises(ConnectionRefusedError):
+            await connect_to_shard("127.0.0.1", port, shard=0, shards=2, rng=random.Random())

@@ -16,7 +16,8 @@ from laminar.http.client.tls import Trust
 from laminar.http.protocol.answer import ConnectionFailed, TlsFailed
 from tests.certificates import Authority, Pair
 
-PATIENCE_S = 10.0
+# How long tests wait for what should come at once.
+PATIENCE_S = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +74,7 @@ async def test_requests_go_over_tls(authority: Authority, as_text: bool) -> None
         sizes = [0, 1, 70_000, 3, 2_000_000, 5]
         asked = [
             connection.ask(
-                b"POST / HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % size, (bytes(size),), timeout_s=9
+                b"POST / HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % size, (bytes(size),), timeout_s=PATIENCE_S
             )
             for size in sizes
         ]

@@ -7,12 +7,13 @@ import json
 import shutil
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 import requests
 
-from tests.http.serving import Mirror, serving
+from tests.http.serving import PATIENCE_S, Mirror, serving
 
 
 async def test_httpx_is_served() -> None:
@@ -23,7 +24,12 @@ async def test_httpx_is_served() -> None:
             yield b"x" * 10_000
 
     app = Mirror()
-    async with serving(app) as (server, url), httpx.AsyncClient(base_url=url, trust_env=False) as client:
+    # By default httpx gives up after 5 s, and closes a connection that was idle for 5 s.
+    patient: dict[str, Any] = {"timeout": PATIENCE_S, "limits": httpx.Limits(keepalive_expiry=PATIENCE_S)}
+    async with (
+        serving(app) as (server, url),
+        httpx.AsyncClient(base_url=url, trust_env=False, **patient) as client,
+    ):
         for method in ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"):
             answer = await client.request(method, "/v1/a b/é", params={"key": "S&O ü"})
             assert 200 == answer.status_code
@@ -52,11 +58,11 @@ async def test_requests_is_served() -> None:
         with requests.Session() as session:
             session.trust_env = False
             lengths = [
-                session.post(f"{url}/a", data=data, timeout=10).json()["length"]
+                session.post(f"{url}/a", data=data, timeout=60).json()["length"]
                 for data in (b"hi", b"y" * 3_000_000, parts())
             ]
-            refused = session.post(f"{url}/refused", data=b"x" * 3_000_000, timeout=10)
-            return [*lengths, refused.status_code, len(session.get(f"{url}/big", timeout=10).content)]
+            refused = session.post(f"{url}/refused", data=b"x" * 3_000_000, timeout=60)
+            return [*lengths, refused.status_code, len(session.get(f"{url}/big", timeout=60).content)]
 
     async with serving(Mirror()) as (_, url):
         assert [2, 3_000_000, 100_000, 413, (3 << 20) + 5] == await asyncio.to_thread(ask, url)
@@ -70,7 +76,7 @@ async def test_curl_is_served(tmp_path: Path) -> None:
 
     async def curl(*arguments: str, stdin: bytes = b"") -> tuple[str, bytes]:
         process = await asyncio.create_subprocess_exec(
-            *("curl", "-sS", "--noproxy", "*", "-m", "10", "-w", "\n%{http_code}", *arguments),
+            *("curl", "-sS", "--noproxy", "*", "-m", "60", "-w", "\n%{http_code}", *arguments),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,

@@ -27,12 +27,13 @@ POST = b"POST /over HTTP/1.1\r\nHost: a\r\n%bContent-Length: %d\r\n\r\n"
 
 
 class Quota:
-    """Refuses what is asked of `/over` while `is_over`, and has its connection muted for `mute_s`."""
+    """Refuses what is asked of `/over...` while `is_over`, and has its connection muted for `mute_s`."""
 
     def __init__(self, mute_s: float = 0.3) -> None:
         self.is_over = True
         self.mute_s = mute_s
         self.begun: list[str] = []
+        self.begun_s: list[float] = []
         self.flow = Flow()
         self.flows: dict[str, Flow] = {}
         self.go_on = asyncio.Event()
@@ -40,14 +41,20 @@ class Quota:
     def head(self, request: Request) -> Response | None:
         """See the class."""
         self.begun.append(request.path)
+        self.begun_s.append(time.monotonic())
         flow = self.flows.get(request.path, self.flow)
         if request.connection.flow is not flow:
             request.connection.join(flow)
-        if request.path != "/over" or not self.is_over:
+        if not request.path.startswith("/over") or not self.is_over:
             return None
         refusal = Response(429)
         refusal.mute_s = self.mute_s
         return refusal
+
+    def pauses(self) -> list[float]:
+        """Return for how long each refusal of a connection held up what came after it on that connection."""
+        times = zip(self.begun, self.begun_s, self.begun_s[1:], strict=False)
+        return [after_s - before_s for path, before_s, after_s in times if path == "/over"]
 
     def parse(self, request: Request) -> None:
         """Nothing to parse."""
@@ -89,27 +96,24 @@ async def test_what_follows_a_refused_request_is_begun_later_and_in_its_order() 
     """However many were sent with it: a client that does not wait costs one refusal in that time."""
     app = Quota()
     async with connected(app) as (client, server):
-        begun_s = time.monotonic()
         client.writer.write(GOOD + GET % b"over" * 3 + SECOND)
         assert [200, 429] == [await client.status() for _ in range(2)]
         client.writer.write(GET % b"last")
-        assert ["/good", "/over"] == app.begun
         assert [429, 429, 200, 200] == [await client.status() for _ in range(4)]
-        assert time.monotonic() - begun_s >= 3 * app.mute_s
+        assert min(app.pauses()) >= app.mute_s - SLACK_S
         assert ["/good", "/over", "/over", "/over", "/second", "/last"] == app.begun
         assert 3 == server.statistics()["muted"]
 
 
 async def test_no_mute_is_longer_than_a_second() -> None:
-    """Then the limit may be another one."""
+    """Then the limit may be another one. It is asked for an hour, and waited for a minute."""
     app = Quota(mute_s=3600)
     async with connected(app) as (client, _):
-        begun_s = time.monotonic()
         client.writer.write(GET % b"over" * 2)
         assert 429 == await client.status()
         app.is_over = False
         assert 200 == await client.status()
-        assert LONGEST_S <= time.monotonic() - begun_s < 5 * LONGEST_S
+        assert min(app.pauses()) >= LONGEST_S - SLACK_S
 
 
 async def test_a_client_that_waits_is_answered_at_once() -> None:
@@ -122,11 +126,15 @@ async def test_a_client_that_waits_is_answered_at_once() -> None:
         assert 429 == await one.status()
         other.writer.write(GOOD)
         assert 200 == await other.status()
-        await asyncio.sleep(app.mute_s + 0.05)
-        waited_s = time.monotonic()
+        await until(lambda: app.flow.muted == 0)
         one.writer.write(GOOD)
-        assert 200 == await one.status()
-        assert time.monotonic() - waited_s < app.mute_s
+        waiting = asyncio.ensure_future(one.status())
+        # Before another client has had so many answers, which takes a part of the mute.
+        for _ in range(20):
+            other.writer.write(GOOD)
+            assert 200 == await other.status()
+        assert waiting.done()
+        assert 200 == await waiting
         for each in (one, other):
             each.writer.transport.abort()
 
@@ -246,8 +254,8 @@ async def test_a_connection_with_tls_is_muted_too(tmp_path: Path) -> None:
     client.writer.write(GET % b"over" * 2)
     assert 429 == await client.status()
     client.writer.write(GOOD * 3000)
-    assert ["/over"] == app.begun
     assert [429, *[200] * 3000] == [await client.status() for _ in range(3001)]
+    assert min(app.pauses()) >= app.mute_s - SLACK_S
     client.writer.transport.abort()
     listener.close()
     await server.drain(timeout_s=1)
@@ -287,21 +295,20 @@ async def test_of_many_that_pause_one_goes_on_at_a_time() -> None:
         for _ in range(count):
             reader, writer = await asyncio.open_connection(*other.writer.get_extra_info("peername"))
             clients.append(Client(reader, writer))
-            writer.write(GET % b"over" * 2)
+            writer.write(GET % b"over" + GET % b"over-again")
             assert 429 == await clients[-1].status()
-        assert count == app.flow.muted == server.statistics()["muted"]
-        await until(lambda: server.statistics()["muted"] > count)
-        app.begun.clear()
-        begun_s = time.monotonic()
         between = []
-        while server.statistics()["muted"] < 2 * count:
-            before = app.begun.count("/over")
+        while app.begun.count("/over-again") < count:
+            before = app.begun.count("/over-again")
             other.writer.write(GOOD)
             assert 200 == await other.status()
-            between.append(app.begun.count("/over") - before)
-        assert time.monotonic() - begun_s >= (count - 2) * GAP_S - SLACK_S
-        assert max(between) <= 3, between
+            between.append(app.begun.count("/over-again") - before)
+        went_on_s = [at_s for path, at_s in zip(app.begun, app.begun_s, strict=True) if path == "/over-again"]
+        assert went_on_s[-1] - went_on_s[0] >= (count - 2) * GAP_S - SLACK_S
+        # One in a pass of the loop, of which an answer takes a few; more where the kernel delivers it late.
+        assert max(between) <= count / 2, between
         assert [429] * count == [await client.status() for client in clients]
+        assert 2 * count == server.statistics()["muted"]
         for client in clients:
             client.writer.transport.abort()
         await until(lambda: app.flow.muted == 0)
@@ -313,13 +320,14 @@ async def test_one_that_is_gone_holds_up_no_other() -> None:
     async with connected(app) as (gone, server):
         reader, writer = await asyncio.open_connection(*gone.writer.get_extra_info("peername"))
         stays = Client(reader, writer)
-        for each in (gone, stays):
-            each.writer.write(GET % b"over" * 2)
-            assert 429 == await each.status()
-        begun_s = time.monotonic()
+        gone.writer.write(GET % b"over" * 2)
+        assert 429 == await gone.status()
+        stays.writer.write(GET % b"over-first" + GET % b"over-next")
+        assert 429 == await stays.status()
         gone.writer.transport.abort()
         assert 429 == await stays.status()
-        assert 0.2 < time.monotonic() - begun_s < LONGEST_S
+        first_s, next_s = (app.begun_s[app.begun.index(path)] for path in ("/over-first", "/over-next"))
+        assert next_s - first_s >= app.mute_s - SLACK_S
         stays.writer.transport.abort()
         await until(lambda: server.statistics()["open_connections"] == 0)
         assert 0 == app.flow.muted

@@ -179,7 +179,7 @@ async def test_draining_answers_what_was_asked_and_closes() -> None:
         reader, writer = await connect(url)
         writer.write(GET % b"gate?1" + GET % b"gate?2")
         await until(lambda: len(app.handled) == 3)
-        draining = asyncio.ensure_future(server.drain(timeout_s=5))
+        draining = asyncio.ensure_future(server.drain(timeout_s=PATIENCE_S))
         assert b"" == await idle_reader.read()
         app.gate.set()
         first, second = await read_answer(reader), await read_answer(reader)
@@ -203,7 +203,7 @@ async def test_an_endless_stream_ends_with_its_peer() -> None:
             await reader.readuntil(b"5\r\nbegun\r\n")
             assert not app.ended.is_set()
             getattr(writer, leave)()
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(PATIENCE_S):
                 await app.ended.wait()
             writer.close()
 
@@ -216,7 +216,7 @@ async def test_draining_ends_an_endless_stream() -> None:
         writer.write(GET % b"endless-stream" + GET % b"a")
         await reader.readuntil(b"5\r\nbegun\r\n")
 
-        assert await server.drain(timeout_s=20)
+        assert await server.drain(timeout_s=PATIENCE_S)
 
         rest = await reader.read()
         assert app.ended.is_set()

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from laminar.http.api.problem_response import answer_error
@@ -92,14 +93,16 @@ async def test_ordinary_clients_are_served(authority: Authority) -> None:
     """HTTPX, and our own client with a context of its own."""
     async with serving(authority, Mirror()) as (_, port):
         url = f"https://127.0.0.1:{port}"
-        async with httpx.AsyncClient(verify=authority.context(), trust_env=False) as client:
+        async with httpx.AsyncClient(
+            verify=authority.context(), trust_env=False, timeout=PATIENCE_S
+        ) as client:
             assert 10 == (await client.post(f"{url}/a", content=b"x" * 10)).json()["length"]
         answer = await ask_once(
             url, "GET", "/b", timeout_s=PATIENCE_S, trust=Trust.of(authority.context(), "ca")
         )
         assert "/b" == answer.json()["path"]
         with pytest.raises(httpx.ConnectError, match="self-signed certificate"):
-            async with httpx.AsyncClient(trust_env=False) as client:
+            async with httpx.AsyncClient(trust_env=False, timeout=PATIENCE_S) as client:
                 await client.get(url)
 
 
@@ -130,7 +133,7 @@ async def test_the_application_sees_a_verified_certificate(authority: Authority,
 
 async def test_a_refusal_before_the_body_arrives_whole(authority: Authority) -> None:
     """TLS has no half of a connection to end: the rest of the body is read, then the connection ends."""
-    async with serving(authority, Mirror(), linger_s=0.4) as (_, port):
+    async with serving(authority, Mirror(), linger_s=2.5) as (_, port):
         reader, writer = await connect(port, authority.context())
         writer.write(b"POST /refused HTTP/1.1\r\nHost: a\r\nContent-Length: 3000000\r\n\r\n")
         writer.write(b"x" * 1_000_000)
@@ -182,9 +185,9 @@ async def test_the_end_waits_for_no_client_that_is_asleep(authority: Authority) 
         sock = await asyncio.get_running_loop().run_in_executor(None, asleep, port)
         began = time.monotonic()
 
-        assert await server.drain(timeout_s=20)
+        assert await server.drain(timeout_s=2 * PATIENCE_S)
 
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < PATIENCE_S
         assert b"" == sock.recv(10)
         sock.close()
 
@@ -204,13 +207,13 @@ async def test_a_hello_of_tls_is_refused_by_a_plain_port_at_once() -> None:
     """It is no head of HTTP, and no more of it is awaited."""
     from tests.http.serving import serving as plain
 
-    async with plain(Mirror(), head_timeout_s=60) as (_, url):
+    async with plain(Mirror(), head_timeout_s=2 * PATIENCE_S) as (_, url):
         began = time.monotonic()
         with pytest.raises((ssl.SSLError, ConnectionError)):
             await asyncio.open_connection(
                 "127.0.0.1", int(url.rpartition(":")[2]), ssl=ssl.create_default_context()
             )
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < PATIENCE_S
 
 
 async def test_a_reader_that_stands_still_is_cut_off(authority: Authority) -> None:
@@ -278,7 +281,7 @@ async def test_one_that_ends_tcp_and_then_reads_nothing_is_cut_off(authority: Au
         plain.connect(("127.0.0.1", port))
         return context.wrap_socket(plain, server_hostname="127.0.0.1")
 
-    async with serving(authority, Small(), shutdown_s=0.2, idle_timeout_s=0.3) as (server, port):
+    async with serving(authority, Small(), shutdown_s=0.2) as (server, port):
         sock = await asyncio.get_running_loop().run_in_executor(None, asleep, port)
         await until(lambda: bool(server._connections))
         (connection,) = server._connections
@@ -289,6 +292,7 @@ async def test_one_that_ends_tcp_and_then_reads_nothing_is_cut_off(authority: Au
         await until(lambda: server.statistics()["responses_2xx"] == 1)
         with socket.socket(fileno=socket.dup(sock.fileno())) as tcp:
             tcp.shutdown(socket.SHUT_WR)
+        server.limits = msgspec.structs.replace(server.limits, idle_timeout_s=0.3)
 
         await until(lambda: server.statistics()["open_connections"] == 0)
 

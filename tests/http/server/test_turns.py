@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import uuid
 from collections.abc import AsyncIterator
 from itertools import pairwise
 
@@ -81,13 +82,15 @@ async def answers(reader: asyncio.StreamReader, count: int) -> None:
 class Client:
     """Connections to the server, which are closed at the end."""
 
-    def __init__(self, app: Shared, server: HttpServer, port: int) -> None:
-        self.app, self.server, self._port = app, server, port
+    def __init__(self, app: Shared, server: HttpServer, name: str) -> None:
+        self.app, self.server, self._name = app, server, name
         self.writers: list[asyncio.StreamWriter] = []
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Return a new connection."""
-        reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
+        sock = socket.socket(socket.AF_UNIX)
+        sock.connect(self._name)
+        reader, writer = await asyncio.open_unix_connection(sock=sock)
         self.writers.append(writer)
         return reader, writer
 
@@ -103,12 +106,17 @@ class Client:
 
 @pytest.fixture
 async def client() -> AsyncIterator[Client]:
-    """A client of a server of the application."""
+    """A client of a server of the application.
+
+    What is written to a Unix socket is there at once. With TCP a busy kernel delivers it some passes of the
+    loop later, and that many turns would have begun before.
+    """
     app = Shared()
     server = HttpServer(app)
-    sock = socket.create_server(("127.0.0.1", 0))
+    sock = socket.socket(socket.AF_UNIX)
+    sock.bind(f"\0laminar-test-{uuid.uuid4()}")
     await server.serve(sock)
-    client = Client(app, server, sock.getsockname()[1])
+    client = Client(app, server, sock.getsockname().decode())
     yield client
     for writer in client.writers:
         writer.transport.abort()

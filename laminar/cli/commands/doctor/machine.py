@@ -135,7 +135,8 @@ def sync_times(folder: Path) -> list[float]:
     block = os.urandom(SYNC_BYTES)
     with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
         ends_s = time.perf_counter() + SYNCS_S
-        while len(took) < SYNCS and (began_s := time.perf_counter()) < ends_s:
+        while not took or (len(took) < SYNCS and time.perf_counter() < ends_s):
+            began_s = time.perf_counter()
             file.write(block)
             os.fdatasync(file.fileno())
             took.append(time.perf_counter() - began_s)
