@@ -294,7 +294,7 @@ def test_operations_stall_in_the_time_they_are_given(place: tuple[FaultDisk, str
     with disk.gate("sync", "*/f") as gate:
         thread = threading.Thread(target=file.sync)
         thread.start()
-        assert gate.reached.wait(10)
+        assert gate.reached.wait(60)
         disk.open(f"{directory}/other", create=True).sync()
         assert thread.is_alive()
         gate.open()
