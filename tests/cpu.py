@@ -24,8 +24,8 @@ used_key = pytest.StashKey[dict[str, float]]()
 mark_key = pytest.StashKey[float]()
 
 
-def family_s() -> float:
-    """Return the CPU seconds of this process and its descendants, also of those that were waited for."""
+def family_s(root: int | None = None) -> float:
+    """Return the CPU seconds of a process (this one) and its descendants, with those it has waited for."""
     ticks: dict[int, int] = {}
     children: dict[int, list[int]] = defaultdict(list)
     for entry in os.listdir("/proc"):
@@ -39,7 +39,7 @@ def family_s() -> float:
         # Of `man proc_pid_stat`: utime, stime, cutime, cstime.
         ticks[int(entry)] = sum(map(int, fields[11:15]))
     total = 0
-    left = [os.getpid()]
+    left = [os.getpid() if root is None else root]
     while left:
         pid = left.pop()
         total += ticks.get(pid, 0)

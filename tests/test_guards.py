@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests import guards
 from tests.nets import claim_net
@@ -76,6 +79,17 @@ def test_forgets_a_file(tmp_path):
     kept.append(open(tmp_path / "data", "wb"))
 """
 
+LEAVES_GARBAGE = """
+import socket
+
+class Holder:
+    pass
+
+def test_forgets_a_socket():
+    holder = Holder()
+    holder.itself, holder.socket = holder, socket.socket()
+"""
+
 WAITS_FOR_EVER = """
 import asyncio, pytest
 
@@ -131,6 +145,19 @@ def test_other_faults_fail_the_run_and_are_named(tmp_path: Path, source: str, na
     assert said in output
 
 
+def test_garbage_that_warns_fails_the_module_that_left_it(tmp_path: Path) -> None:
+    """And not a test that runs when the collector comes."""
+    earlier = tmp_path / "test_earlier.py"
+    earlier.write_text(LEAVES_GARBAGE)
+
+    status, output = run_pytest(tmp_path, "def test_later():\n    pass\n", str(earlier), name="test_later.py")
+
+    assert 1 == status, output
+    (error,) = [line for line in output.splitlines() if line.startswith("ERROR")]
+    assert "test_earlier.py::test_forgets_a_socket" in error
+    assert "2 passed, 1 error" in output
+
+
 def test_a_time_limit_ends_a_test_that_waits_in_the_loop(tmp_path: Path) -> None:
     """The limit is named, and where the test waited; the next test runs."""
     status, output = run_pytest(tmp_path, WAITS_FOR_EVER)
@@ -146,6 +173,28 @@ def test_a_run_without_tests_is_not_a_pass(tmp_path: Path) -> None:
     status, _ = run_pytest(tmp_path, "")
 
     assert 5 == status
+
+
+def test_examples_are_the_same_whatever_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a test with drawn examples passes or fails by what its worker has imported before."""
+
+    def drawn() -> list[list[int]]:
+        found = []
+
+        @given(st.lists(st.integers()))
+        def draw(numbers: list[int]) -> None:
+            found.append(numbers)
+
+        draw()
+        return found
+
+    (tmp_path / "constants.py").write_text("\n".join(f"A{each} = {each}" for each in range(70_000, 71_000)))
+    before = drawn()
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.import_module("constants")
+
+    assert before == drawn()
+    assert not any(70_000 <= number < 71_000 for numbers in before for number in numbers)
 
 
 def test_two_clusters_never_share_a_net() -> None:

@@ -47,7 +47,7 @@ def catalog_of(node: EmbeddedNode) -> Catalog:
 async def change_routes(node: EmbeddedNode) -> None:
     """Carry the changes out, and reclaim what they ended."""
     catalog = catalog_of(node)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         await until(lambda: answered(catalog.code_version >= 3))
         for version, (inputs, cuts) in enumerate(CHANGES):
             groups = [os.urandom(16) for _ in range(len(cuts) + 1)]
@@ -160,14 +160,18 @@ async def test_a_group_owns_exactly_the_partitions_that_are_listed(node: Embedde
     topic = node.client.topic("t")
     for key in KEYS:
         await topic.append(key, key)
-    async with topic.subscribe("billing", session=2.0) as one, topic.subscribe("billing", session=2.0) as two:
-        async with asyncio.timeout(20):
+    # A session outlives a moment in which nothing of this process runs: partitions would move for that, too.
+    async with (
+        topic.subscribe("billing", session=60.0) as one,
+        topic.subscribe("billing", session=60.0) as two,
+    ):
+        async with asyncio.timeout(60):
             while one.partitions | two.partitions != set(NUMBERS) or one.partitions & two.partitions:
                 await asyncio.gather(one._move(), two._move())
         for member in (one, two):
             left = sum(1 for key in KEYS if ROUTE.partition_of_key(key) in member.partitions)
             if left:
-                async with asyncio.timeout(20):
+                async with asyncio.timeout(60):
                     async for _ in member:
                         left -= 1
                         if not left:

@@ -37,7 +37,7 @@ def test_the_example_of_a_readme_runs(readme: Path) -> None:
     (example,) = EXAMPLE.findall(text)
 
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", example], cwd=ROOT, capture_output=True, text=True, timeout=60
+        [sys.executable, "-W", "error", "-c", example], cwd=ROOT, capture_output=True, text=True, timeout=300
     )
 
     assert done.returncode == 0, done.stderr

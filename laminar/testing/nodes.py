@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import secrets
+import select
 import signal
 import subprocess
 import sys
@@ -132,14 +133,36 @@ def _tail(log: IO[bytes]) -> str:
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """End the server by SIGTERM, after `STOP_TIMEOUT_S` by SIGKILL. Its children end with it."""
+    """End the server and its children: by SIGTERM, after `STOP_TIMEOUT_S` by SIGKILL."""
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
     try:
         process.wait(STOP_TIMEOUT_S)
     except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+        with contextlib.ExitStack() as opened:
+            children = _open_children(process.pid)
+            for child in children:
+                opened.callback(os.close, child)
+            process.kill()
+            process.wait()
+            # They end a moment later, and write to the folder until then.
+            for child in children:
+                ended = select.poll()
+                ended.register(child, select.POLLIN)
+                ended.poll()
+
+
+def _open_children(pid: int) -> list[int]:
+    """Return descriptors (pidfd) of the children of a process, which it started in its main thread."""
+    found = []
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except FileNotFoundError:
+        return []  # it has ended, or the kernel does not tell
+    for child in children:
+        with contextlib.suppress(ProcessLookupError):
+            found.append(os.pidfd_open(int(child)))
+    return found
 
 
 @contextlib.contextmanager

@@ -53,7 +53,7 @@ class Node:
             output=self._log,
             settings=self._environment,
         )
-        deadline = asyncio.get_running_loop().time() + 60
+        deadline = asyncio.get_running_loop().time() + 120
         while asyncio.get_running_loop().time() < deadline and self._process.poll() is None:
             node_file = self._data / "node.json"
             if node_file.exists():
@@ -65,7 +65,7 @@ class Node:
         """End it in order, so that its last calls are recorded; and its children with it."""
         self._process.send_signal(signal.SIGTERM)
         try:
-            await asyncio.to_thread(self._process.wait, 30)
+            await asyncio.to_thread(self._process.wait, 120)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)

@@ -79,7 +79,7 @@ def _run(command: Sequence[str], library: Path, root: Path, folder: Path) -> Non
     output = folder / "output"
     process = trace.start(command, library=library, folder=root, trace=folder / "trace", output=output)
     try:
-        code = process.wait(timeout=120)
+        code = process.wait(timeout=300)
     finally:
         process.kill()
         process.wait()

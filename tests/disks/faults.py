@@ -87,17 +87,19 @@ class RulesFile:
     def __init__(self, path: str, rng: random.Random) -> None:
         self._path = Path(path)
         self._rng = rng
-        self._read_at_ns = 0
+        self._read = (0, 0)
         self._rules = Rules([], rng)
 
     def current(self) -> Rules:
         try:
-            changed_at_ns = self._path.stat().st_mtime_ns
+            found = self._path.stat()
         except FileNotFoundError:
             return self._rules
-        if changed_at_ns != self._read_at_ns:
-            self._read_at_ns = changed_at_ns
+        # Two that are put there within a tick of the kernel's clock have the same time, and other inodes.
+        version = (found.st_mtime_ns, found.st_ino)
+        if version != self._read:
             self._rules = Rules(msgspec.json.decode(self._path.read_bytes(), type=list[Rule]), self._rng)
+            self._read = version
         return self._rules
 
 

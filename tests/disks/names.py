@@ -242,10 +242,10 @@ class RealNames(Names):
             found = os.lstat(os.path.join(directory.real_path, name))
         except (FileNotFoundError, NotADirectoryError):
             return None
+        kind = Directory if stat.S_ISDIR(found.st_mode) else FileNode
         node = self._known.get((found.st_dev, found.st_ino))
-        if node is None:
-            node = (Directory if stat.S_ISDIR(found.st_mode) else FileNode)(directory, name)
-            self._known[found.st_dev, found.st_ino] = node
+        if not isinstance(node, kind):  # of what was removed, perhaps, the number is given to the next
+            node = self._known[found.st_dev, found.st_ino] = kind(directory, name)
         node.parent, node.name = directory, name
         return node
 
@@ -267,5 +267,7 @@ class RealNames(Names):
         with contextlib.suppress(FileNotFoundError):
             if isinstance(node, Directory):
                 shutil.rmtree(node.real_path)
+                for number in [number for number, known in self._known.items() if known is node]:
+                    del self._known[number]
             else:
                 os.unlink(node.real_path)

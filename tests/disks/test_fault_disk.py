@@ -6,6 +6,7 @@ import errno
 import gc
 import os
 import random
+import shutil
 import threading
 import traceback
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ import pytest
 from laminar.log.disk.errors import DiskError
 from tests.disks.fault_disk import BLOCK, FaultDisk, PowerCut
 from tests.disks.faults import Rule, Rules
+from tests.disks.names import Directory, RealNames
 
 
 @pytest.fixture(params=["in memory", "over a directory"])
@@ -294,7 +296,7 @@ def test_operations_stall_in_the_time_they_are_given(place: tuple[FaultDisk, str
     with disk.gate("sync", "*/f") as gate:
         thread = threading.Thread(target=file.sync)
         thread.start()
-        assert gate.reached.wait(10)
+        assert gate.reached.wait(60)
         disk.open(f"{directory}/other", create=True).sync()
         assert thread.is_alive()
         gate.open()
@@ -363,6 +365,33 @@ def test_unsynced_bytes_die_with_their_process(tmp_path: Path) -> None:
     FaultDisk.over(f"{tmp_path}/hidden")
     assert not [name for name in os.listdir(f"{tmp_path}/hidden") if name.startswith(f"{pid}-")]
     assert ["of the parent", "synced"] == disk.list(directory)
+
+
+@pytest.mark.parametrize("remover", ["this process", "another process"])
+def test_a_removed_directory_is_not_taken_for_what_gets_its_number(tmp_path: Path, remover: str) -> None:
+    """File systems give the number (inode) of what is removed to what is made next, by any process."""
+    directory = f"{tmp_path}/d"
+    os.mkdir(directory)
+    disk = FaultDisk.over(f"{tmp_path}/hidden")
+    names = disk._names
+    assert isinstance(names, RealNames)
+    disk.make_directory(f"{directory}/old")
+    held = disk.open(f"{directory}/old/f", create=True)
+    disk.sync_directory(f"{directory}/old")
+    removed = names.walk(f"{directory}/old")
+    if remover == "this process":
+        disk.remove_tree(f"{directory}/old")
+        disk.sync_directory(directory)
+        assert removed not in names._known.values()
+    else:
+        shutil.rmtree(f"{directory}/old")
+        Path(f"{directory}/new").write_bytes(b"new")
+        found = os.stat(f"{directory}/new")
+        assert isinstance(removed, Directory)
+        names._known[found.st_dev, found.st_ino] = removed  # as if it had been given that number
+
+        assert b"new" == _held(disk, f"{directory}/new")
+    held.close()
 
 
 def test_writeback_lets_single_blocks_survive(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from laminar.log import DamagedRange, Log, Storage, StorageError, recover_node
 from laminar.log.key_index.writer import KeyIndexWriter
 from laminar.log.segment.quarantine import Sealed
 from tests.disks.fault_disk import FaultDisk
-from tests.log.histories import HOME, LOGS, SMALL, contents, frame_for, manifest_entry, open_inline
+from tests.log.histories import HOME, LOGS, SMALL, contents, frame_for, manifest_entry, open_inline, settle
 
 BLOCK = 4096
 _TRASH = "data/trash"
@@ -107,7 +107,7 @@ async def _make(*, clean: bool) -> Folder:
     if clean:
         await storage.close()
     else:
-        await asyncio.sleep(0.01)  # the idle marker
+        await settle(storage)
     disk.kill()
     return Folder(disk, frames)
 

@@ -294,7 +294,7 @@ def readable(log: Log) -> list[bytes | None]:
 
 async def settle(storage: Storage) -> None:
     """Let the idle marker be written."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while storage._commits._in_flight or storage._commits._idle_timer is not None:  # noqa: ASYNC110  # a timer
             await asyncio.sleep(0.001)
 

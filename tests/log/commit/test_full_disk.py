@@ -60,7 +60,7 @@ def test_pitfall_48_no_room_for_the_next_journal_file_refuses_appends_but_not_vo
         disk.error = None
         history.vote(5, 3, 1)
         await history.sync()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while history.storage.refusal:  # noqa: ASYNC110  # it tells nobody
                 await asyncio.sleep(0.001)
         disk.crash(random.Random(1), keep=0.0)
@@ -177,11 +177,11 @@ def test_pitfall_48_a_refusal_ends_when_there_is_room_though_nobody_appends(what
             await history.sync()
         for _ in range(3):
             tried.clear()
-            await asyncio.wait_for(tried.wait(), 20)
+            await asyncio.wait_for(tried.wait(), 60)
         assert named == storage.refusal
         room = True
         tried.clear()
-        await asyncio.wait_for(tried.wait(), 20)
+        await asyncio.wait_for(tried.wait(), 60)
         assert not bool(storage.refusal)
         history.write(1, b"again")
         await history.sync()
@@ -198,7 +198,7 @@ def no_room_for_logs(operation: str, path: str) -> int | None:
 
 
 async def until_taken_again(storage: Storage) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while storage.refusal:  # noqa: ASYNC110  # it tells nobody
             await asyncio.sleep(0.001)
 

@@ -281,7 +281,7 @@ def test_a_sync_that_is_due_at_once_holds_nothing_up() -> None:
         commits._sync_due()
         commits._due_s = commits.loop().time() + 0.0002
         other.append([frame_for(other, [b"b"])])
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await storage.sync()
         await storage.close()
 
@@ -326,7 +326,7 @@ def test_a_log_is_synced_when_its_time_or_its_records_are_up(policy: FlushPolicy
         early = (log.synced_index, log.unsynced_records)
         assert (1, 2) == early or loop.time() >= began_s + policy.interval_ms / 1000
         log.append([frame_for(log, [b"c"])])
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while log.synced_index < 3:  # noqa: ASYNC110  # a timer of the engine, which tells nobody
                 await asyncio.sleep(0.001)
         assert 0 == log.unsynced_records

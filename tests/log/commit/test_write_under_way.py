@@ -18,6 +18,9 @@ from laminar.log.commit.snapshot import Snapshot
 from laminar.log.disk.disk import Buffer, File
 from tests.log.histories import frame_for
 
+# Reached only by what hangs: a sync of a busy disk takes seconds.
+LIMIT_S = 60
+
 
 class GatedFile:
     """A real file of a `GatedDisk`."""
@@ -62,13 +65,13 @@ class GatedDisk(RealDisk):
     def write_begins(self, operation: str, path: str) -> None:
         if path.endswith(".log") and operation == self.gated and self.near.is_set():
             self._begun.set()
-            assert self._synced.wait(10), "the sync did not end while the write was under way"
+            assert self._synced.wait(LIMIT_S), "the sync did not end while the write was under way"
 
     def sync_is_near(self) -> None:
         if self.gated is not None:
             self._synced.clear()
             self.near.set()
-            assert self._begun.wait(10), "the write did not begin before the sync"
+            assert self._begun.wait(LIMIT_S), "the write did not begin before the sync"
 
     def sync_ended(self, path: str) -> None:
         if path.endswith(".log"):
@@ -100,7 +103,7 @@ async def test_a_write_under_way_during_a_sync_is_synced_by_the_next_checkpoint(
 
     disk.gated = operation
     first = asyncio.ensure_future(storage.checkpoint())
-    assert await asyncio.to_thread(disk.near.wait, 10)
+    assert await asyncio.to_thread(disk.near.wait, LIMIT_S)
     if operation == "write":
         log.append([frame_for(log, [b"fourth"])])
     else:

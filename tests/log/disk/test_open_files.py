@@ -46,7 +46,7 @@ def test_more_logs_than_open_files_are_written_and_recovered(tmp_path: Path) -> 
             [sys.executable, "-c", _PROGRAM, f"{tmp_path}", life],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=300,  # each life syncs hundreds of files
         )
 
         assert (0, "") == (done.returncode, done.stderr)

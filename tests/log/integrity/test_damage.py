@@ -150,7 +150,7 @@ def test_pitfall_39_a_power_cut_at_every_step_of_a_repair_leaves_it_damaged_or_w
         for cut in range(1, 40):
             disk = FaultDisk()
             frames = await two_segments(disk)
-            done = await asyncio.wait_for(attempt_or_cut(disk, frames, cut), 5)
+            done = await asyncio.wait_for(attempt_or_cut(disk, frames, cut), 60)
             disk.crash(rng, keep=rng.choice([0.0, 0.5, 1.0]))
             storage = open_inline(disk)
             log = storage.logs[1]

@@ -428,7 +428,7 @@ class SlowDisk(RealDisk):
 
     def open(self, path: str, *, create: bool = False, exclusive: bool = False) -> File:
         if "/checkpoint." in path:
-            assert self.go.wait(10)
+            assert self.go.wait(60)
         return super().open(path, create=create, exclusive=exclusive)
 
 
@@ -449,7 +449,7 @@ async def test_a_close_that_was_cancelled_goes_on_and_can_be_waited_for(tmp_path
     disk.go.set()
     await closing
 
-    async with asyncio.timeout(10), open_folder(tmp_path / "data", settings=SMALL) as again:
+    async with asyncio.timeout(60), open_folder(tmp_path / "data", settings=SMALL) as again:
         assert 1 == (await again.log("log")).end_offset
 
 
@@ -464,7 +464,7 @@ def test_a_loop_that_ends_while_a_folder_is_closed_lets_go_of_it(tmp_path: Path)
         assert not closing.done()
 
     async def again() -> int:
-        async with asyncio.timeout(10), open_folder(tmp_path / "data", settings=SMALL) as folder:
+        async with asyncio.timeout(60), open_folder(tmp_path / "data", settings=SMALL) as folder:
             return (await folder.log("log")).end_offset
 
     asyncio.run(interrupted())
@@ -527,7 +527,7 @@ async def test_appends_to_a_disk_that_gets_full_are_refused_and_go_on_when_there
 ) -> None:
     """No write meets the end of the disk, so that no log stops: nothing has to be opened again."""
     disk = FaultDisk()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         folder = await LogFolder.open("data", settings=SMALL, max_batch_bytes=1 << 20, disk=disk)
         log = await folder.log("log")
         disk.room_bytes = (32 + 1 + 4) << 20
