@@ -130,7 +130,7 @@ def test_tasks_need_no_files(guarded: Guarded, tmp_path: Path) -> None:
     def principal() -> Any:
         from laminar.client.client import Client
 
-        with SyncClient(Client(endpoints, timeout=5)) as client:
+        with SyncClient(Client(endpoints, timeout=60)) as client:
             return client.request_json("GET", "/v1/whoami")["principal"]
 
     assert "admin" == principal()
