@@ -304,6 +304,13 @@ def test_a_row_of_the_log_is_judged_by_its_ratio_where_it_has_a_floor() -> None:
     assert 0.8 == log_targets.figure(LOG_TARGETS["append"], found)
 
 
+def test_no_figure_of_the_log_is_rounded_to_nothing() -> None:
+    """A side that waited seconds for the disk makes a ratio of ten thousandths."""
+    line = log_targets.last_line({"append": 0.000312345, "group_commit": 1234.5678})
+
+    assert "bench-log: append=0.000312 group_commit=1234.568" == line
+
+
 def test_laminarmqs_format_is_written_as_it_is_on_disk(tmp_path: Path) -> None:
     """Store: length of the metadata, the metadata, the value; index: a marker, then 16 bytes a record."""
     segment = write_all(tmp_path, [b"one", b"", b"three"])
