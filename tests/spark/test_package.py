@@ -23,7 +23,7 @@ def test_the_module_that_spark_looks_for_loads_nothing() -> None:
         "assert not hasattr(pyspark_laminar, 'OtherSource')\n"
     )
 
-    subprocess.run([sys.executable, "-P", "-c", program], check=True, timeout=30)
+    subprocess.run([sys.executable, "-P", "-c", program], check=True, timeout=120)
 
 
 def test_the_source_loads_no_arrow() -> None:
@@ -36,7 +36,7 @@ def test_the_source_loads_no_arrow() -> None:
     )
     pytest.importorskip("pyspark")
 
-    subprocess.run([sys.executable, "-P", "-c", program], check=True, timeout=30)
+    subprocess.run([sys.executable, "-P", "-c", program], check=True, timeout=120)
 
 
 def test_the_source_is_pickled_by_name() -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 Topic = laminar.Topic[bytes]
 Start = Callable[..., "StreamingQuery"]
-PATIENCE_S = 150
+PATIENCE_S = 240
 
 
 def fill(topic: Topic, count: int, *, first: int = 0) -> None:
