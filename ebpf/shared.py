@@ -175,14 +175,20 @@ def _is_attached(folder: Path) -> bool:
 
 
 def nodes_in(folder: Path) -> list[tuple[int, int, Path]]:
-    """Return (slot, process id, folder) of each node, alive or dead, sorted."""
-    matches = [(_NODE_FOLDER.fullmatch(path.name), path) for path in folder.iterdir() if path.is_dir()]
+    """Return (slot, process id, folder) of each node, alive or dead, sorted; none if `folder` is gone."""
+    try:
+        matches = [(_NODE_FOLDER.fullmatch(path.name), path) for path in folder.iterdir() if path.is_dir()]
+    except FileNotFoundError:
+        return []
     return sorted((int(match[1]), int(match[2]), path) for match, path in matches if match)
 
 
 def is_alive(node_folder: Path) -> bool:
-    """Return whether the supervisor of the node holds the folder's lock."""
-    fd = os.open(node_folder, os.O_RDONLY | os.O_DIRECTORY)
+    """Return whether the supervisor of the node holds the folder's lock; False if the folder is gone."""
+    try:
+        fd = os.open(node_folder, os.O_RDONLY | os.O_DIRECTORY)
+    except FileNotFoundError:
+        return False
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

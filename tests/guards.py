@@ -139,7 +139,7 @@ def stop_spark() -> None:
         return
     gateway.shutdown()
     gateway.proc.stdin.close()
-    gateway.proc.wait(timeout=20)
+    gateway.proc.wait(timeout=120)
     context._gateway = context._jvm = None
 
 

@@ -36,6 +36,8 @@ ROUNDS = 3
 LIMIT = 2000
 # A flood may use up what it has saved before it is at its limit.
 SETTLE_S, LIMITED_SETTLE_S = 0.3, 2.0
+# Of a request that sets the nodes up.
+TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,7 @@ class Place:
         """Set the limits of the principal that floods."""
         headers = {"authorization": f"Bearer {self.admin}", "if-match": "*"}
         url = f"{self.url}/v1/admin/limits/flood"
-        httpx.put(url, json=limits, headers=headers, trust_env=False).raise_for_status()
+        httpx.put(url, json=limits, headers=headers, trust_env=False, timeout=TIMEOUT_S).raise_for_status()
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Return a new connection."""
@@ -77,7 +79,7 @@ def place_of(cluster: LocalCluster) -> Place:
     """Make the principals and topics of a node."""
     tokens = {}
     headers = {"authorization": f"Bearer {cluster.admin_token}"}
-    with httpx.Client(base_url=cluster.urls[0], headers=headers, trust_env=False) as http:
+    with httpx.Client(base_url=cluster.urls[0], headers=headers, trust_env=False, timeout=TIMEOUT_S) as http:
         for who in ("flood", "probe"):
             grants = [{"role": "admin", "prefix": who}]
             made = http.post("/v1/admin/tokens", json={"name": who, "grants": grants})

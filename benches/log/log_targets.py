@@ -135,5 +135,9 @@ def figure(target: LogTarget, found: Found) -> float:
 
 
 def last_line(figures: Mapping[str, float]) -> str:
-    """The line a program reads: every name of the table that was measured, in its order."""
-    return "bench-log: " + " ".join(f"{name}={figures[name]:.3f}" for name in LOG_TARGETS if name in figures)
+    """The line a program reads: every name of the table that was measured, in its order.
+
+    None is rounded to 0, as a ratio may be small where the machine stood still on one side.
+    """
+    shown = {name: f"{each:.3f}" if each >= 0.1 else f"{each:.3g}" for name, each in figures.items()}
+    return "bench-log: " + " ".join(f"{name}={shown[name]}" for name in LOG_TARGETS if name in shown)

@@ -164,19 +164,25 @@ def test_what_the_kernel_says_of_us_is_read() -> None:
     assert usage.filesystem(Path("/proc")) == "proc"
 
 
-def test_a_process_that_is_not_watched_is_a_bystander() -> None:
+def test_a_process_that_is_not_watched_is_a_bystander(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its CPU time counts as others' until its pid is given."""
+    machine_cpu_s = usage.machine_cpu_s
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:
         try:
-            before = usage.machine_cpu_s()
-            unaware, aware = usage.Bystanders([]), usage.Bystanders([busy.pid])
+            # Both have the machine's CPU time of one moment, as others use some between two looks. The one
+            # that should find more is made last and asked first, so its time is the shorter one.
+            before = machine_cpu_s()
+            monkeypatch.setattr(usage, "machine_cpu_s", lambda: before)
+            aware, unaware = usage.Bystanders([busy.pid]), usage.Bystanders([])
             while usage.cpu_s([busy.pid]) < 0.3:
                 pass
+            after = machine_cpu_s()
+            monkeypatch.setattr(usage, "machine_cpu_s", lambda: after)
             shares = unaware.share(), aware.share()
         finally:
             busy.kill()
 
-    assert usage.machine_cpu_s() > before
+    assert after > before
     assert shares[0] > shares[1]
 
 
@@ -296,6 +302,13 @@ def test_a_row_of_the_log_is_judged_by_its_ratio_where_it_has_a_floor() -> None:
     assert ["met", "MISSED"] == [time.verdict(figure) for figure in (0.5, 0.51)]
     assert "" == LogTarget("u", "s").verdict(1e9)
     assert 0.8 == log_targets.figure(LOG_TARGETS["append"], found)
+
+
+def test_no_figure_of_the_log_is_rounded_to_nothing() -> None:
+    """A side that waited seconds for the disk makes a ratio of ten thousandths."""
+    line = log_targets.last_line({"append": 0.000312345, "group_commit": 1234.5678})
+
+    assert "bench-log: append=0.000312 group_commit=1234.568" == line
 
 
 def test_laminarmqs_format_is_written_as_it_is_on_disk(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ OWN = sorted(name for name in console_files() if name != VENDORED)
 
 @pytest.fixture(scope="module")
 def http() -> Iterator[httpx.Client]:
-    with serve() as url, httpx.Client(base_url=url, trust_env=False, timeout=20) as client:
+    with serve() as url, httpx.Client(base_url=url, trust_env=False, timeout=60) as client:
         yield client
 
 
@@ -111,7 +111,10 @@ def test_a_link_to_the_console_may_be_followed_from_anywhere(http: httpx.Client)
 
 
 def test_without_the_setting_there_is_no_console() -> None:
-    with serve(settings={"console": "off"}) as url, httpx.Client(base_url=url, trust_env=False) as client:
+    with (
+        serve(settings={"console": "off"}) as url,
+        httpx.Client(base_url=url, trust_env=False, timeout=60) as client,
+    ):
         for path in ("/console", "/console/", "/console/main.js"):
             assert 404 == client.get(path).status_code
 

@@ -127,7 +127,7 @@ def tried(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tried]:
     program = browser_or_skip()
     with (
         LocalCluster(tmp_path_factory.mktemp("node"), nodes=1, shards=1) as cluster,
-        httpx.Client(base_url=cluster.urls[0], trust_env=False) as http,
+        httpx.Client(base_url=cluster.urls[0], trust_env=False, timeout=SECONDS) as http,
     ):
         member = cluster.members[0]
         http.put("/v1/topics/t", json={"partitions": 1}).raise_for_status()

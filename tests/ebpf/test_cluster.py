@@ -11,11 +11,14 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 import laminar
 from ebpf.interfaces import network_namespace
 from ebpf.layout import Rule
 from ebpf.shared import FOLDER
 from ebpf.status import InterfaceStatus, status
+from laminar.testing import cluster as local_cluster
 from laminar.testing.cluster import LocalCluster, Node
 from router import shard_of_source_port
 from tests.ebpf.conftest import Network
@@ -82,8 +85,12 @@ async def append_small_records(urls: list[str]) -> tuple[int, int]:
         return sum((await topic.offsets()).values()), sent
 
 
-def test_a_cluster_is_steered_through_kills(new_network: Callable[[], Network], tmp_path: Path) -> None:
+def test_a_cluster_is_steered_through_kills(
+    new_network: Callable[[], Network], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Three nodes share a program; a shard that is killed is waited for, and found again, on its CPU."""
+    # A node that is killed, as it takes longer to end, leaves the program attached.
+    monkeypatch.setattr(local_cluster, "STOP_TIMEOUT_S", PATIENCE_S)
     usable = sorted(os.sched_getaffinity(0))
     cpus = [usable[shard % len(usable)] for shard in range(SHARDS)]
     with new_network().inside():

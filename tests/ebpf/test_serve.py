@@ -47,7 +47,8 @@ class Node:
 
     def messages(self) -> list[str]:
         """Every message it has logged, in order."""
-        lines = self._said.read_text().splitlines()
+        # The last line may be half written.
+        lines = self._said.read_text().rpartition("\n")[0].splitlines()
         return [json.loads(line)["message"] if line.startswith("{") else line for line in lines]
 
     def wait_ready(self) -> dict[str, Any]:

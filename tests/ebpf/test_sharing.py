@@ -98,9 +98,10 @@ def test_nodes_share_one_program_and_the_last_one_detaches_it(network: Network) 
 def test_a_killed_nodes_program_is_known_and_made_anew(killable: Killable) -> None:
     """There is one program afterwards, another one, with counters from zero and nothing of the dead node."""
     dead = killable("127.0.0.1")
-    dead.kill()
-    dead.wait()
-    left = seen()
+    with locked():  # else a node of another test, in another network, may remove what is left
+        dead.kill()
+        dead.wait()
+        left = seen()
     assert left.ours
     assert [False] == [node.alive for node in left.nodes]
 
@@ -188,9 +189,10 @@ def test_what_is_left_of_a_network_that_is_gone_is_removed(new_network: Callable
         )
         assert process.stdout is not None
         assert process.stdout.readline()
+    with locked():  # else a node of another test may be the next one
         process.kill()
         process.communicate()
-    assert list(FOLDER.glob(f"{number}-*"))
+        assert list(FOLDER.glob(f"{number}-*"))
 
     with new_network().inside():
         enter("127.0.0.1").leave()

@@ -32,6 +32,14 @@ def test_a_sweep_removes_what_dead_nodes_left_and_nothing_of_others(folder: Path
     assert (folder / "backup" / "deep").is_dir()
 
 
+def test_what_a_node_has_just_removed_has_no_nodes_and_none_alive(folder: Path) -> None:
+    """Who only looks, as `laminar steer status`, holds no lock that would keep the others from leaving."""
+    program = folder / "4026531840-1-0123456789ab"
+
+    assert [] == shared.nodes_in(program)
+    assert not shared.is_alive(program / "node-0-1")
+
+
 def test_a_file_with_a_nodes_name_is_no_node(folder: Path) -> None:
     """It can have no lock that shows that its node is alive."""
     program = folder / "4026531840-1-0123456789ab"

@@ -72,7 +72,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.local.dir": str(home / "local"),
         "spark.sql.warehouse.dir": str(home / "warehouse"),
-        "spark.sql.streaming.stopTimeout": "20s",
+        "spark.sql.streaming.stopTimeout": "120s",  # only a hang reaches it
         # A query that has read everything asks for more at once: 100 times a second by default.
         "spark.sql.streaming.pollingDelay": "50ms",
         **CODE[False],

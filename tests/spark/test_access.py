@@ -87,7 +87,7 @@ def test_source_and_sink_go_over_tls_with_a_token(
         .trigger(availableNow=True)
         .start()
     )
-    assert query.awaitTermination(120)
+    assert query.awaitTermination(240)
 
     assert sorted([*range(500), *range(500)]) == copied(guarded, target)
     stored = [file.read_bytes() for file in (tmp_path / "checkpoint").rglob("*") if file.is_file()]
@@ -130,7 +130,7 @@ def test_tasks_need_no_files(guarded: Guarded, tmp_path: Path) -> None:
     def principal() -> Any:
         from laminar.client.client import Client
 
-        with SyncClient(Client(endpoints, timeout=5)) as client:
+        with SyncClient(Client(endpoints, timeout=60)) as client:
             return client.request_json("GET", "/v1/whoami")["principal"]
 
     assert "admin" == principal()

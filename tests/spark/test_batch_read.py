@@ -125,7 +125,7 @@ def test_trace_ids_are_a_column(topic: Topic, read: Read, url: str) -> None:
         data=bytes(frame),
         headers={"Content-Type": "application/vnd.laminar.batch"},
     )
-    with urllib.request.urlopen(request, timeout=10) as answer:
+    with urllib.request.urlopen(request, timeout=60) as answer:
         assert 200 == answer.status
 
     rows = read(topic, columns="offset,traceId").orderBy("offset").collect()

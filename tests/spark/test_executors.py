@@ -42,7 +42,7 @@ import laminar.spark.read.cluster, laminar.spark.read.columns, laminar.spark.rea
 import laminar.spark.write.task_stager, laminar.spark.write.rows, laminar.spark.write.fingerprints
 """
 
-    subprocess.run([sys.executable, "-P", "-c", program], check=True, timeout=60, cwd=ROOT)
+    subprocess.run([sys.executable, "-P", "-c", program], check=True, timeout=120, cwd=ROOT)
 
 
 def test_the_documented_packages_are_those() -> None:

@@ -58,7 +58,7 @@ def test_it_is_served_as_prometheus_reads_it() -> None:
     listener.onQueryProgress(progress({"a:0": 5, "v": 2}, {"a:0": 9, "v": 2}, name='the "best"'))
     port = listener.serve()
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
             text = answer.read().decode()
     finally:
         listener.close()

@@ -14,6 +14,7 @@ import pytest
 import laminar
 import laminar.spark
 from laminar.spark.read.offsets import decode
+from tests.spark.waiting import await_rows, rows_of_batches
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 Topic = laminar.Topic[bytes]
 Start = Callable[..., "StreamingQuery"]
-PATIENCE_S = 150
+PATIENCE_S = 240
 
 
 def fill(topic: Topic, count: int, *, first: int = 0) -> None:
@@ -72,10 +73,6 @@ def journaled(tmp_path: Path, batch: int) -> dict[str, Any]:
     return found
 
 
-def batches_with_rows(query: StreamingQuery) -> list[int]:
-    return [progress["numInputRows"] for progress in query.recentProgress if progress["numInputRows"]]
-
-
 def test_micro_batches_read_everything_once_over_a_restart(
     topic: Topic, start: Start, written: Callable[[], list[int]]
 ) -> None:
@@ -84,14 +81,14 @@ def test_micro_batches_read_everything_once_over_a_restart(
     """
     fill(topic, 1_000)
     first = start(startingOffsets="earliest", maxOffsetsPerTrigger="300")
-    first.processAllAvailable()
-    sizes = batches_with_rows(first)
+    await_rows(first, 1_000)
+    sizes = rows_of_batches(first)
     first.stop()
     fill(topic, 500, first=1_000)
     second = start(startingOffsets="earliest", maxOffsetsPerTrigger="300")
-    second.processAllAvailable()
+    await_rows(second, 500)
     fill(topic, 100, first=1_500)
-    second.processAllAvailable()
+    await_rows(second, 600)
 
     assert list(range(1_600)) == written()
     assert len(sizes) == 4
@@ -106,7 +103,7 @@ def test_the_start_is_pinned_by_the_first_batch(
     query = start()
     query.processAllAvailable()
     fill(topic, 50, first=100)
-    query.processAllAvailable()
+    await_rows(query, 50)
     ends = {(topic.name, partition): end for partition, end in topic.offsets().items()}
     first = decode(journaled(tmp_path, 0))
     batches = [
@@ -156,7 +153,7 @@ def test_available_now_ends_while_the_log_grows(
     try:
         first = start(available_now=True, startingOffsets="earliest", maxOffsetsPerTrigger="200")
         ended = first.awaitTermination(PATIENCE_S)
-        sizes = batches_with_rows(first)
+        sizes = rows_of_batches(first)
     finally:
         enough.set()
         growing.join()
@@ -178,7 +175,7 @@ def test_progress_and_listeners_show_the_lag(topic: Topic, start: Start, spark: 
     spark.streams.addListener(listener)
     try:
         query = start(startingOffsets="earliest", maxOffsetsPerTrigger="60")
-        query.processAllAvailable()
+        await_rows(query, 100)
         source = next(p for p in query.recentProgress if p["numInputRows"])["sources"][0]
         lags: list[laminar.spark.QueryLag] = []
         while not lags or lags[-1].total:
@@ -223,7 +220,7 @@ def test_a_query_goes_over_a_split_and_a_merge(
     query = start(startingOffsets="earliest")
     topic.split(1, at=30_000, wait=30)
     fill(topic, 100, first=100)
-    query.processAllAvailable()
+    await_rows(query, 200)
     query.stop()
     topic.merge([3, 4], wait=30)
     fill(topic, 100, first=200)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import threading
 import time
-import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,6 +13,7 @@ import pytest
 
 import laminar
 from laminar.spark.read import cluster as clusters
+from laminar.spark.read import progress_cursor
 from laminar.spark.read.offsets import decode
 from laminar.spark.read.options import parse
 from laminar.spark.read.plan import Range
@@ -29,6 +29,8 @@ from laminar.spark.read.stream_reader import StreamReader  # noqa: E402  # only 
 
 Topic = laminar.Topic[bytes]
 ALL = ReadAllAvailable()
+PATIENCE_S = 60
+"""Only a hang reaches it."""
 
 
 @pytest.fixture
@@ -54,10 +56,32 @@ def fill(topic: Topic, count: int, *, partition: int = 0) -> None:
             producer.send(b"%d" % number, partition=partition)
 
 
-def cursor_positions(url: str, topic: Topic) -> dict[str, int]:
+def cursor_positions(client: laminar.Client, topic: Topic) -> dict[str, int]:
     """Where the cursor `job` stands."""
-    found: dict[str, int] = get_json(f"{url}/v1/topics/{topic.name}/cursors/job")["positions"]
+    found: dict[str, int] = client.request_json("GET", f"/v1/topics/{topic.name}/cursors/job")["positions"]
     return found
+
+
+def await_views(client: laminar.Client, topic: str) -> None:
+    """Wait until each shard of the node has the topic's partitions as the catalog has them.
+
+    A shard learns of a change a moment after the client that made it, and any shard may answer the source.
+    """
+    path = f"/v1/topics/{topic}/partitions"
+    nodes = client.request_json("GET", "/v1/nodes")["nodes"]
+    shards = [shard["url"] for node in nodes for shard in node["shards"]]
+
+    def known(document: Any) -> Any:
+        return document and (document["route"], [each["id"] for each in document["partitions"]])
+
+    try:
+        now = known(client.request_json("GET", f"{path}?read=leader"))
+    except laminar.NotFound:
+        now = None
+    deadline = time.monotonic() + PATIENCE_S
+    while any(known(get_json(f"{url}{path}")) != now for url in shards):
+        assert time.monotonic() < deadline, f"a shard does not learn what became of {topic}"
+        time.sleep(0.01)
 
 
 def read_values(reader: StreamReader, start: dict[str, Any], end: dict[str, Any]) -> list[int]:
@@ -123,18 +147,21 @@ def test_without_news_the_offset_is_the_very_same_text(
 
 
 def test_news_end_the_wait(topic: Topic, reader: Callable[..., StreamReader]) -> None:
-    """A record that comes while the driver waits is in the next batch at once, long before the timeout."""
-    one = reader(pollTimeoutMs="20000")
+    """A record that comes while the driver waits is in the next batch, and not when the timeout is over.
+
+    That is longer than this test may take.
+    """
+    one = reader(pollTimeoutMs="3600000")
     start = one.latestOffset(one.initialOffset(), ALL)
     appending = threading.Timer(0.3, fill, (topic, 1))
     appending.start()
-    begin = time.monotonic()
 
     found = one.latestOffset(start, ALL)
+    while found == start:  # a poll was over before the record came
+        found = one.latestOffset(start, ALL)
 
     appending.join()
     assert 1 == found[f"{topic.name}:0"]
-    assert time.monotonic() - begin < 15
 
 
 def test_an_idle_query_asks_rarely(topic: Topic, reader: Callable[..., StreamReader]) -> None:
@@ -145,32 +172,44 @@ def test_an_idle_query_asks_rarely(topic: Topic, reader: Callable[..., StreamRea
     (here,) = clusters._clusters.values()
     loads = here.session.balancer.loads
     asked_before = sum(load.requests for load in loads.values())
+    begin_s = time.monotonic()
 
     for _ in range(100):
         assert start == one.latestOffset(start, ALL)
         one.reportLatestOffset()
 
-    assert sum(load.requests for load in loads.values()) - asked_before <= 6
+    # Polls end, and partitions are looked up again, every few seconds, of which a slow machine has more.
+    rounds = 1 + (time.monotonic() - begin_s) // EndOffsetTracker.REFRESH_S
+    assert sum(load.requests for load in loads.values()) - asked_before <= 6 * rounds
 
 
 def test_a_batch_waits_for_its_least_size(topic: Topic, reader: Callable[..., StreamReader]) -> None:
     """minOffsetsPerTrigger holds a batch back, maxTriggerDelay lets it go; the first is not held."""
-    one = reader(
-        minOffsetsPerTrigger="10", maxTriggerDelay="1s", pollTimeoutMs="10", startingOffsets="earliest"
-    )
+    given = {"minOffsetsPerTrigger": "10", "pollTimeoutMs": "10", "startingOffsets": "earliest"}
+    patient, other = (reader(maxTriggerDelay=delay, **given) for delay in ("1h", "100ms"))
+
+    def batch_from(one: StreamReader, start: dict[str, Any]) -> dict[str, Any]:
+        # Polls of the server and the clock, not sleeps, move this on.
+        deadline = time.monotonic() + PATIENCE_S
+        end = start
+        while end == start and time.monotonic() < deadline:
+            end = one.latestOffset(start, ALL)
+        return end
+
     fill(topic, 1)
-    first = one.latestOffset(one.initialOffset(), ALL)
+    first = patient.latestOffset(patient.initialOffset(), ALL)
     fill(topic, 5)
-    held = one.latestOffset(first, ALL)
+    held = patient.latestOffset(first, ALL)
     fill(topic, 5)
-    # Polls of the server and the clock, not sleeps, move this on.
-    full = one.latestOffset(held, ALL)
-    while full == held:
-        full = one.latestOffset(held, ALL)
+    full = batch_from(patient, held)
+    begun = other.latestOffset(other.initialOffset(), ALL)
+    fill(topic, 5)
+    late = batch_from(other, begun)
 
     assert 1 == first[f"{topic.name}:0"]
     assert held == first
-    assert 11 == full[f"{topic.name}:0"]
+    assert 11 == full[f"{topic.name}:0"] == begun[f"{topic.name}:0"]
+    assert 16 == late[f"{topic.name}:0"]
 
 
 def test_ranges_are_complete_whatever_the_batches_in_the_log(
@@ -225,31 +264,37 @@ def test_available_now_stops_at_what_was_there(topic: Topic, reader: Callable[..
 
 
 def test_a_cursor_shows_how_far_a_query_has_come(
-    topic: Topic, reader: Callable[..., StreamReader], url: str
+    topic: Topic,
+    client: laminar.Client,
+    reader: Callable[..., StreamReader],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What Spark goes on from is committed, so it is written; at the latest when all is read."""
+    # A write that takes longer is left to the next batch.
+    monkeypatch.setattr(progress_cursor, "TIMEOUT_S", PATIENCE_S)
     fill(topic, 10)
     one = reader(cursor="job", pollTimeoutMs="10")
     start = one.latestOffset(one.initialOffset(), ALL)
     fill(topic, 10)
     written = []
     while (end := one.latestOffset(start, ReadMaxRows(4))) != start:
-        written.append(cursor_positions(url, topic))
+        written.append(cursor_positions(client, topic))
         start = end
 
     assert {"0": 10, "1": 0, "2": 0} == written[0]
-    assert {"0": 20, "1": 0, "2": 0} == cursor_positions(url, topic)
+    assert {"0": 20, "1": 0, "2": 0} == cursor_positions(client, topic)
 
 
 def test_a_cursor_that_belongs_to_others_is_a_warning(
-    topic: Topic, reader: Callable[..., StreamReader], url: str, caplog: pytest.LogCaptureFixture
+    topic: Topic,
+    client: laminar.Client,
+    reader: Callable[..., StreamReader],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The query goes on: its checkpoint is what counts."""
     fill(topic, 10)
-    body = json.dumps({"positions": {"0": 3}, "owner": "them"}).encode()
-    request = urllib.request.Request(f"{url}/v1/topics/{topic.name}/cursors/job", data=body, method="PUT")
-    request.add_header("Content-Type", "application/json")
-    urllib.request.urlopen(request, timeout=10).close()
+    owned = {"positions": {"0": 3}, "owner": "them"}
+    client.request_json("PUT", f"/v1/topics/{topic.name}/cursors/job", owned)
     one = reader(startingOffsets="earliest", cursor="job")
     start = one.latestOffset(one.initialOffset(), ALL)
 
@@ -283,7 +328,7 @@ def fill_keys(topic: Topic, count: int) -> None:
 
 
 def test_a_successor_comes_after_the_last_record_of_what_it_replaced(
-    topic: Topic, reader: Callable[..., StreamReader]
+    topic: Topic, client: laminar.Client, reader: Callable[..., StreamReader]
 ) -> None:
     """The route changes under a running query: a key's records stay in order, from partition to partition."""
     one = reader(pollTimeoutMs="10")
@@ -294,6 +339,7 @@ def test_a_successor_comes_after_the_last_record_of_what_it_replaced(
     topic.merge([3, 4], wait=30)
     topic.move(1, wait=30)
     fill_keys(topic, 60)
+    await_views(client, topic.name)
     ends = {number: ended for number, ended in topic.offsets().items() if number in (0, 1, 3, 4)}
     before = {3: [0], 4: [0], 5: [0, 3, 4], 6: [1]}
     read: Counter[int] = Counter()
@@ -329,6 +375,7 @@ def created_again(topic: Topic, client: laminar.Client, count: int) -> None:
     """The topic, deleted and made again, with so many records."""
     topic.delete()
     fill(client.create_topic(topic.name, partitions=3, replicas=1), count)
+    await_views(client, topic.name)
 
 
 def all_values(reader: StreamReader, start: dict[str, Any]) -> tuple[dict[str, Any], list[int]]:
@@ -378,7 +425,7 @@ def test_a_topic_created_again_is_read_from_its_start_if_losses_may_be(
         one.prepareForTriggerAvailableNow()
         end, found = all_values(one, start)
     else:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + PATIENCE_S
         end = start
         while end == start and time.monotonic() < deadline:
             end = one.latestOffset(start, ALL)
@@ -423,6 +470,7 @@ def test_a_partition_that_is_gone_is_a_loss(
     fill(topics[0], 5)
     topics[0].delete()
     fill(topics[1], 1)
+    await_views(client, "gone-a")
 
     with pytest.raises(ValueError, match=r"gone-a/0 was read to 3 and is deleted.*failOnDataLoss"):
         reader(**pattern).latestOffset(start, ALL)
@@ -446,6 +494,7 @@ def test_a_deleted_topic_of_a_list_ends_the_query_or_is_left(
     start, _ = all_values(one, one.initialOffset())
     client.topic("listed").delete()
     fill(topic, 2)
+    await_views(client, "listed")
 
     with pytest.raises(ValueError, match="listed/0 was read to 3 and is deleted"):
         reader(**listed).latestOffset(start, ALL)
@@ -478,6 +527,6 @@ def test_a_topic_that_is_not_subscribed_any_more_was_read_to_its_end_or_is_a_los
     fill(client.topic("before"), 5)
     with pytest.raises(ValueError, match=r"before/0 was read to 3 and ends at 8, and the options no longer"):
         reader().latestOffset(start, ALL)
-    assert "" == caplog.text
+    assert [] == [record for record in caplog.records if record.name.startswith("laminar.spark")]
     assert [0, 1] == all_values(reader(failOnDataLoss="false", pollTimeoutMs="10"), start)[1]
     assert "before/0 was read to 3 and ends at 8" in caplog.text

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 Topic = laminar.Topic[bytes]
 Start = Callable[..., "StreamingQuery"]
-PATIENCE_S = 120
+PATIENCE_S = 240
 RECORDS = 600
 COLUMNS = "key, value, headers, tag, timestamp"
 

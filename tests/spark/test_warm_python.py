@@ -13,7 +13,7 @@ import pytest
 from tests.spark.warm_python import warm_python
 
 DAEMON = ("-m", "pyspark.daemon", "pyspark.worker")
-LIMIT_S = 60
+LIMIT_S = 240
 PORT_BYTES = 4
 
 
