@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import Any
 
 import httpx
 
@@ -13,10 +13,8 @@ from laminar.testing.cluster import get_json
 PATIENCE_S = 60.0
 """It ends what hangs, and judges nothing."""
 
-T = TypeVar("T")
 
-
-def until(condition: Callable[[], T], what: object = "", *, patience_s: float = PATIENCE_S) -> T:
+def until(condition: Callable[[], Any], what: object = "", *, patience_s: float = PATIENCE_S) -> Any:
     """Return what `condition` returns once that is true; it is asked of processes, which tell nobody."""
     deadline = time.monotonic() + patience_s
     while not (said := condition()):
@@ -44,15 +42,3 @@ def asked(http: httpx.Client, method: str, url: str, **more: Any) -> httpx.Respo
 def told(url: str, **more: Any) -> Any:
     """Return the JSON of an answer 200; ask again while there is none."""
     return until(lambda: get_json(url, timeout=PATIENCE_S, **more), url)
-
-
-def leaders(url: str, topic: str, *, among: Iterable[str] | None = None) -> dict[int, str]:
-    """Return the name of the node that leads each partition, once one of `among` (None: any) leads each."""
-
-    def found() -> dict[int, str]:
-        rows = told(f"{url}/v1/topics/{topic}/partitions")["partitions"]
-        names = {row["partition"]: row["leader"]["node"] for row in rows if row["leader"] is not None}
-        fit = among is None or set(names.values()) <= set(among)
-        return names if fit and len(names) == len(rows) else {}
-
-    return until(found, f"leaders of {topic}")

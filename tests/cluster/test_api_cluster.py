@@ -18,7 +18,8 @@ import pytest
 
 from laminar.batch import build
 from laminar.testing.cluster import LocalCluster
-from tests.cluster.patience import PATIENCE_S, asked, until
+from tests.cluster.patience import PATIENCE_S, asked
+from tests.cluster.patience import until as until
 from tests.cluster.test_starting_node import HeldCluster
 
 BATCH = "application/vnd.laminar.batch"
@@ -57,7 +58,8 @@ def roles(client: httpx.Client, cluster: LocalCluster, topic: str, number: int =
         }
         return Roles(urls["leader"][0], urls["follower"], answer["term"]) if urls["leader"] else None
 
-    return until(found)  # type: ignore[return-value]  # not None: it waits for that
+    where: Roles = until(found)
+    return where
 
 
 def while_it_leads(find: Callable[[], Roles], check: Callable[[Roles], None]) -> None:

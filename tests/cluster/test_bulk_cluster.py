@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
@@ -109,7 +110,7 @@ async def test_uploads_and_large_batches_stay_within_their_room(cluster: LocalCl
             async with client.topic("uploads").producer(batch_bytes=MIB // 2) as producer:
                 await producer.send_all((None, b"w" * 1024) for _ in range(12 * 1024))
 
-        async def appends(work: asyncio.Future[object]) -> int:
+        async def appends(work: asyncio.Future[Any]) -> int:
             count = 0
             while not work.done():
                 await small.append(SMALL)

@@ -11,7 +11,8 @@ import pytest
 
 from laminar.node.api.channels.states import ANSWER_S
 from laminar.testing.cluster import LocalCluster
-from tests.cluster.patience import PATIENCE_S, leaders
+from tests.cluster import load
+from tests.cluster.patience import PATIENCE_S as PATIENCE_S
 from tests.node.api.channels.test_streams import stream
 
 PARTITIONS = 6
@@ -25,6 +26,11 @@ def call(cluster: LocalCluster, node: int, method: str, path: str, **more: Any) 
         if answer.status_code != 503 or time.monotonic() > deadline:
             return answer
         time.sleep(0.05)
+
+
+def leaders(cluster: LocalCluster, node: int) -> dict[int, str]:
+    """Who leads each partition, as one node tells it, once all are led."""
+    return load.leaders(cluster.urls[node], "t")
 
 
 def whole(cluster: LocalCluster, node: int, path: str, version: int) -> dict[str, Any]:
@@ -50,7 +56,7 @@ def test_channels_are_opened_set_and_closed_over_the_death_of_leaders(cluster: L
         assert sent.is_success, sent.text
     path = "/v1/topics/t/channels/c"
     names = [member.name for member in cluster.members]
-    before = leaders(cluster.urls[0], "t")
+    before = leaders(cluster, 0)
     first = names.index(max(set(before.values()) - {names[0]}))
     second = 3 - first
 
@@ -62,7 +68,7 @@ def test_channels_are_opened_set_and_closed_over_the_death_of_leaders(cluster: L
     # What led there is led elsewhere by now: the answer waited for it, but not for longer than it may.
     in_time = ([], [], 30) == (channel["opening"], channel["unanswered"], channel["depth"])
     assert in_time or time.monotonic() - began >= ANSWER_S, channel
-    leaders(cluster.urls[0], "t", among=set(names) - {names[first]})
+    load.leaders(cluster.urls[0], "t", among=set(names) - {names[first]})
     channel = whole(cluster, 0, path, channel["version"])
     assert 30 == channel["depth"]
     cluster.restart(first)

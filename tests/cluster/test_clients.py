@@ -12,7 +12,8 @@ import pytest
 import requests
 
 from laminar.testing.cluster import LocalCluster
-from tests.cluster.patience import leaders, told, until
+from tests.cluster.load import leaders
+from tests.cluster.patience import told, until
 
 TOPIC = "anybody"
 

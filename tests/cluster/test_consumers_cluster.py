@@ -9,7 +9,7 @@ import laminar
 from laminar import aio
 from laminar.client.consume.jobs import Job
 from laminar.testing.cluster import LocalCluster
-from tests.cluster.patience import leaders
+from tests.cluster.load import leaders
 
 RECORDS = 1_200
 KEYS = 24

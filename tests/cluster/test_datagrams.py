@@ -25,7 +25,8 @@ from laminar.wire.datagram import DatagramCodec, Leader, Question
 from laminar.wire.datagram import Receipt as Placed
 from router import owner_shard, partition_hash
 from tests.cluster.bad_wire import open_wires
-from tests.cluster.patience import PATIENCE_S, leaders, until
+from tests.cluster.load import leaders
+from tests.cluster.patience import PATIENCE_S, until
 
 # Appends to each node of the test that counts them; `make steer-long` has 100,000.
 DATAGRAMS = int(os.environ.get("DATAGRAMS", "2000"))
@@ -61,7 +62,8 @@ def answer_to(datagram: bytes, url: str) -> Leader | Placed:
                 return None
             return said if isinstance(said, Leader | Placed) else None
 
-        return until(answered, f"an answer of {url}")  # type: ignore[return-value]  # not None
+        answer: Leader | Placed = until(answered, f"an answer of {url}")
+        return answer
 
 
 async def test_a_node_that_does_not_lead_names_the_leader(shared_cluster: LocalCluster) -> None:
