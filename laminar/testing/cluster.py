@@ -35,7 +35,8 @@ PORT = 7070
 # much higher.
 PORT_STEP = 200
 START_TIMEOUT_S = 60.0
-STOP_TIMEOUT_S = 15.0
+# Longer than a node takes until it kills its own processes: `drain_ms`, and a grace.
+STOP_TIMEOUT_S = 30.0
 _NETS = range(1, 255)
 _PAUSE_S = 0.02
 
@@ -370,6 +371,7 @@ def kill_group(process: subprocess.Popen[bytes]) -> None:
 def get_json(url: str, *, headers: Mapping[str, str] | None = None, timeout: float = 10.0) -> Any:
     """Send one GET request; return the decoded JSON of the answer, None unless its status is 200."""
     # Imported here: pytest loads this package in every session where Laminar is installed.
+    import http.client
     import urllib.error
     import urllib.request
 
@@ -378,8 +380,8 @@ def get_json(url: str, *, headers: Mapping[str, str] | None = None, timeout: flo
             urllib.request.Request(url, headers=dict(headers or {})), timeout=timeout
         ) as answer:
             return json.loads(answer.read())
-    except (urllib.error.URLError, OSError, ValueError):
-        return None
+    except (urllib.error.URLError, OSError, ValueError, http.client.HTTPException):
+        return None  # HTTPException: the node was killed while it answered
 
 
 def _living() -> Iterator[tuple[Path, list[str]]]:

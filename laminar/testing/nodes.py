@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 # A node, with this interpreter, whether or not `laminar` is on the path.
 SERVER = (sys.executable, "-m", "laminar.node")
 START_TIMEOUT_S = 60.0
-STOP_TIMEOUT_S = 10.0
+# Longer than a node takes until it kills its own processes: `drain_ms`, and a grace. Those of a node that is
+# killed end a little later than it, and might still write into the folder that is removed.
+STOP_TIMEOUT_S = 30.0
 
 
 class ServerFailed(Exception):

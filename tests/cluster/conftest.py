@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from laminar.testing.cluster import LocalCluster
+from tests.cluster.patience import PATIENCE_S
 
 
 @pytest.fixture(scope="module")
@@ -49,5 +50,5 @@ def until_all_vote(cluster: LocalCluster) -> None:
 
 
 def _catalog_voters(url: str) -> float:
-    lines = httpx.get(f"{url}/metrics", trust_env=False, timeout=20).text.splitlines()
+    lines = httpx.get(f"{url}/metrics", trust_env=False, timeout=PATIENCE_S).text.splitlines()
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("laminar_catalog_voters{"))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import laminar
 from laminar.client.produce.producer import Delivery
 from laminar.testing.cluster import LocalCluster, get_json
 from laminar.testing.history import Read, Sent, Violation, check_history, check_replicas
+from tests.cluster.patience import told, until
 
 KEYS = [f"key-{number:02d}" for number in range(24)]
 
@@ -143,14 +144,17 @@ async def converged(
         await asyncio.sleep(0.1)
 
 
-def leaders(url: str, topic: str) -> dict[int, str]:
-    """Node that leads each partition, as one node tells it."""
-    listed = get_json(f"{url}/v1/topics/{topic}/partitions")
-    return {
-        partition["partition"]: partition["leader"]["node"]
-        for partition in listed["partitions"]
-        if partition["leader"] is not None
-    }
+def leaders(url: str, topic: str, *, among: Iterable[str] | None = None) -> dict[int, str]:
+    """Return the name of the node that leads each partition, once one of `among` (None: any) leads each."""
+
+    def found() -> dict[int, str]:
+        rows = told(f"{url}/v1/topics/{topic}/partitions")["partitions"]
+        names = {row["partition"]: row["leader"]["node"] for row in rows if row["leader"] is not None}
+        fit = among is None or set(names.values()) <= set(among)
+        return names if fit and len(names) == len(rows) else {}
+
+    led: dict[int, str] = until(found, f"leaders of {topic}")
+    return led
 
 
 def placement(listed: dict[str, object]) -> list[object]:

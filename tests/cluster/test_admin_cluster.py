@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from laminar.cli import run
 from laminar.cli.exit_codes import EXIT_DONE, EXIT_FAILED
-from laminar.testing.cluster import LocalCluster, get_json
-
-PATIENCE_S = 60.0
-
-
-def until(condition: Callable[[], Any]) -> Any:
-    """What `condition` says once it is true; fails when that takes too long."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not (said := condition()):
-        assert time.monotonic() < deadline, "still not"
-        time.sleep(0.1)
-    return said
+from laminar.testing.cluster import LocalCluster
+from tests.cluster.patience import PATIENCE_S, asked, told, until
 
 
 @pytest.fixture
@@ -31,33 +24,48 @@ def cluster(real_disk: Path) -> Iterator[LocalCluster]:
     """Four nodes, which get replicas as soon as they have been seen for a moment."""
     settings = {"settle_ms": 500, "default_replicas": 2}
     with LocalCluster(real_disk / "cluster", nodes=4, shards=1, settings=settings) as own:
-        until(lambda: get_json(f"{own.urls[0]}/v1/admin/nodes")["nodes"][3:])
+        until(lambda: told(f"{own.urls[0]}/v1/admin/nodes")["nodes"][3:])
         until(lambda: voters(own) >= 3)
         yield own
 
 
 def voters(cluster: LocalCluster) -> int:
     """How many nodes vote in the catalog."""
-    nodes = get_json(f"{cluster.urls[0]}/v1/admin/nodes")["nodes"]
+    nodes = told(f"{cluster.urls[0]}/v1/admin/nodes")["nodes"]
     return sum(bool(each["catalog_voter"]) for each in nodes)
 
 
 def placement(url: str, partition: str) -> dict[str, Any]:
     topic, _, number = partition.rpartition("/")
-    found: dict[str, Any] = get_json(f"{url}/v1/admin/topics/{topic}/partitions/{number}")
+    found: dict[str, Any] = told(f"{url}/v1/admin/topics/{topic}/partitions/{number}")
     return found
 
 
 def holders(url: str, partition: str) -> set[str]:
     """The nodes whose replicas are in sync, if no other is on its way in or out."""
     topic, _, number = partition.rpartition("/")
-    found = get_json(f"{url}/v1/topics/{topic}/partitions/{number}")
+    found = told(f"{url}/v1/topics/{topic}/partitions/{number}")
     in_sync = {each["node"] for each in found["replicas"] if each["in_sync"]}
     return in_sync if not found["leaving"] and len(in_sync) == len(found["replicas"]) else set()
 
 
 def command(url: str, *words: str) -> int:
-    return run([*words, "--url", url, "--timeout", "30"])
+    return run([*words, "--url", url, "--timeout", str(PATIENCE_S)])
+
+
+@contextlib.contextmanager
+def shards_stopped(cluster: LocalCluster, *numbers: int) -> Iterator[None]:
+    """The shards of these nodes stand still meanwhile, so no replica there is created or catches up."""
+    files = [msgspec.json.decode((cluster.members[each].data / "node.json").read_bytes()) for each in numbers]
+    pids = [pid for file in files for role, pid in file["pids"].items() if "shard" in role]
+    assert len(numbers) == len(pids)
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
 
 
 def test_a_node_is_drained_stopped_and_removed(
@@ -65,10 +73,13 @@ def test_a_node_is_drained_stopped_and_removed(
 ) -> None:
     """Nothing is on it when the command says that it may be stopped; then its name is free."""
     url = cluster.urls[0]
-    with httpx.Client(base_url=url, timeout=30, trust_env=False) as http:
-        assert 201 == http.put("/v1/topics/t", json={"partitions": 6, "replicas": 2}).status_code
+    with httpx.Client(base_url=url, timeout=PATIENCE_S, trust_env=False) as http:
+        assert asked(http, "PUT", "/v1/topics/t", json={"partitions": 6, "replicas": 2}).is_success
         for number in range(6):
-            assert 201 == http.post(f"/v1/topics/t/partitions/{number}/records", content=b"x").status_code
+            assert (
+                201
+                == asked(http, "POST", f"/v1/topics/t/partitions/{number}/records", content=b"x").status_code
+            )
         node = cluster.members[3].name
 
         assert EXIT_DONE == command(url, "node", "drain", node)
@@ -91,9 +102,9 @@ def test_a_node_is_drained_stopped_and_removed(
         assert EXIT_DONE == command(url, "node", "remove", node, "--yes")
 
         assert node not in [each["node"] for each in http.get("/v1/nodes").json()["nodes"]]
-        assert [] == http.get("/v1/admin/operations").json()["operations"]
+        until(lambda: [] == http.get("/v1/admin/operations").json()["operations"])
         for number in range(6):
-            records = http.get(f"/v1/topics/t/partitions/{number}/records").json()["records"]
+            records = asked(http, "GET", f"/v1/topics/t/partitions/{number}/records").json()["records"]
             assert ["x"] == [each["value"] for each in records]
 
 
@@ -102,14 +113,15 @@ def test_a_topic_grows_and_a_pinned_partition_moves(
 ) -> None:
     """`cluster status` names both until they are done, and is well again then."""
     url = cluster.urls[0]
-    with httpx.Client(base_url=url, timeout=30, trust_env=False) as http:
-        assert 201 == http.put("/v1/topics/t", json={"partitions": 2, "replicas": 1}).status_code
-        assert 201 == http.post("/v1/topics/t/partitions/0/records", content=b"x").status_code
+    with httpx.Client(base_url=url, timeout=PATIENCE_S, trust_env=False) as http:
+        assert asked(http, "PUT", "/v1/topics/t", json={"partitions": 2, "replicas": 1}).is_success
+        assert 201 == asked(http, "POST", "/v1/topics/t/partitions/0/records", content=b"x").status_code
 
-        assert EXIT_DONE == command(url, "topic", "alter", "t", "--replicas", "3")
-        listed = http.get("/v1/admin/operations").json()["operations"]
-        assert EXIT_FAILED == command(url, "cluster", "status", "--strict")
-        said = capfd.readouterr().out
+        with shards_stopped(cluster, 2, 3):  # so two of four nodes can have a replica
+            assert EXIT_DONE == command(url, "topic", "alter", "t", "--replicas", "3")
+            listed = http.get("/v1/admin/operations").json()["operations"]
+            assert EXIT_FAILED == command(url, "cluster", "status", "--strict")
+            said = capfd.readouterr().out
         until(lambda: 3 == len(holders(url, "t/0")) == len(holders(url, "t/1")))
 
         assert "replicas:t" in [each["id"] for each in listed]
@@ -126,7 +138,7 @@ def test_a_topic_grows_and_a_pinned_partition_moves(
         # A node that is to lead both would hand one of them over again.
         to = next(name for name in wanted if name != placement(url, "t/1")["preferred_leader"])
         assert EXIT_DONE == command(url, "leader", "transfer", "t/0", "--to", to)
-        assert to == http.get("/v1/topics/t/partitions/0").json()["leader"]["node"]
+        until(lambda: (http.get("/v1/topics/t/partitions/0").json()["leader"] or {}).get("node") == to)
         until(lambda: not http.get("/v1/admin/operations").json()["operations"])
 
         about = placement(url, "t/0")
@@ -135,7 +147,7 @@ def test_a_topic_grows_and_a_pinned_partition_moves(
             about["pin"]["reason"],
             about["pin"]["nodes"],
         )
-        records = http.get("/v1/topics/t/partitions/0/records").json()["records"]
+        records = asked(http, "GET", "/v1/topics/t/partitions/0/records").json()["records"]
         assert ["x"] == [each["value"] for each in records]
         until(lambda: EXIT_DONE == command(url, "cluster", "doctor"))
         assert "4 nodes, 2 partitions: nothing found" in capfd.readouterr().out

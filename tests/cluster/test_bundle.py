@@ -8,8 +8,9 @@ import json
 import secrets
 import tarfile
 import threading
-import time
 from collections.abc import Iterator
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -18,6 +19,7 @@ import pytest
 
 import laminar
 from tests.cluster.guarded import SECRET, Guarded, run_laminar
+from tests.cluster.patience import PATIENCE_S, until
 
 
 @pytest.fixture(scope="module")
@@ -132,12 +134,21 @@ def test_no_planted_text_is_in_the_bundle_of_a_node(guarded: Guarded, planted: d
     for url in guarded.urls:  # each node answers for each
         with guarded.connect(url=url) as client:
             for member in guarded.members:
-                answer = client.ask_node(url, f"/v1/nodes/{member.name}/bundle", timeout=15)
-                assert answer.status == 200
-                assert _found_in(bytes(answer.body), planted) == []
-                _check_whole(json.loads(bytes(answer.body)), member.name)
+                body = until(partial(_taken, client, url, member.name))
+                assert _found_in(body, planted) == []
+                _check_whole(json.loads(body), member.name)
         with guarded.connect(url=url, token=planted["token"]) as other, pytest.raises(laminar.Forbidden):
             other.request_json("GET", f"/v1/nodes/{guarded.members[0].name}/bundle")
+
+
+def _taken(client: laminar.Client, url: str, node: str) -> bytes:
+    """Return the bundle of a node; nothing if a process of it, or the node, did not answer in its second."""
+    answer = client.ask_node(url, f"/v1/nodes/{node}/bundle", timeout=PATIENCE_S)
+    if answer.status == 503:
+        assert answer.json()["code"] == "node_silent"
+        return b""
+    assert answer.status == 200
+    return b"" if json.loads(bytes(answer.body))["silent"] else bytes(answer.body)
 
 
 def _check_whole(bundle: dict[str, Any], node: str) -> None:
@@ -159,18 +170,26 @@ def _check_whole(bundle: dict[str, Any], node: str) -> None:
 def test_the_doctor_writes_the_bundles_of_all_nodes_into_a_file(
     guarded: Guarded, planted: dict[str, str], tmp_path: Path
 ) -> None:
-    file = tmp_path / "bundle.tar.gz"
-    ran = run_laminar(guarded, "doctor", "--bundle", str(file), LAMINAR_TOKEN=guarded.admin_token)
-    assert ran.returncode in (0, 1), ran.stderr
-    assert f"{file}" in ran.stderr
-    assert file.stat().st_mode & 0o777 == 0o600
-    contents = {}
-    with tarfile.open(fileobj=io.BytesIO(file.read_bytes())) as archive:
-        for member in archive.getmembers():
-            assert member.isfile() and member.name.startswith("laminar-bundle/")
-            opened = archive.extractfile(member)
-            assert opened is not None
-            contents[member.name.removeprefix("laminar-bundle/")] = opened.read()
+    numbers = count()
+
+    def taken() -> tuple[Path, dict[str, bytes]] | None:
+        """The bundles; None if a process did not answer in its second."""
+        file = tmp_path / f"bundle-{next(numbers)}.tar.gz"
+        ran = run_laminar(guarded, "doctor", "--bundle", str(file), LAMINAR_TOKEN=guarded.admin_token)
+        assert ran.returncode in (0, 1), ran.stderr
+        assert f"{file}" in ran.stderr
+        assert file.stat().st_mode & 0o777 == 0o600
+        contents = {}
+        with tarfile.open(fileobj=io.BytesIO(file.read_bytes())) as archive:
+            for member in archive.getmembers():
+                assert member.isfile() and member.name.startswith("laminar-bundle/")
+                opened = archive.extractfile(member)
+                assert opened is not None
+                contents[member.name.removeprefix("laminar-bundle/")] = opened.read()
+        nodes = [json.loads(contents.get(f"nodes/{each.name}.json", b"{}")) for each in guarded.members]
+        return (file, contents) if all(each.get("silent") == [] for each in nodes) else None
+
+    file, contents = until(taken)
     assert set(contents) == {"README.txt", "doctor.json", *(f"nodes/{m.name}.json" for m in guarded.members)}
     for name, content in contents.items():
         assert _found_in(content, planted) == [], name
@@ -193,14 +212,13 @@ def test_threads_are_not_named_by_others(guarded: Guarded) -> None:
 def test_who_took_a_bundle_is_in_the_audit(guarded: Guarded) -> None:
     node = guarded.members[0].name
     with guarded.connect() as client:
-        client.request_json("GET", f"/v1/nodes/{node}/bundle")
-        deadline_s = time.monotonic() + 30
-        while True:
+        until(partial(_taken, client, guarded.urls[0], node))
+
+        def is_told() -> bool:
             found = [json.loads(record.value) for record in client.topic("_audit").read()]
-            if any(each["operation"] == "node_bundle" and each["status"] == 200 for each in found):
-                break
-            assert time.monotonic() < deadline_s, found
-            time.sleep(0.2)
+            return any(each["operation"] == "node_bundle" and each["status"] == 200 for each in found)
+
+        until(is_told)
 
 
 def test_of_a_node_that_is_gone_there_is_none(guarded: Guarded) -> None:
@@ -208,10 +226,11 @@ def test_of_a_node_that_is_gone_there_is_none(guarded: Guarded) -> None:
     there, gone = guarded.members
     guarded.kill(gone.number)
     with guarded.connect(url=guarded.urls[0]) as client:
-        answer = client.ask_node(guarded.urls[0], f"/v1/nodes/{gone.name}/bundle", timeout=15)
+        answer = client.ask_node(guarded.urls[0], f"/v1/nodes/{gone.name}/bundle", timeout=PATIENCE_S)
         assert (answer.status, answer.json()["code"]) == (503, "node_silent")
-        missing = client.ask_node(guarded.urls[0], "/v1/nodes/nowhere/bundle", timeout=15)
+        missing = client.ask_node(guarded.urls[0], "/v1/nodes/nowhere/bundle", timeout=PATIENCE_S)
         assert (missing.status, missing.json()["code"]) == (404, "no_such_node")
+        until(lambda: [there.name] == [each["node"] for each in client.cluster()["nodes"] if each["alive"]])
     ran = run_laminar(guarded, "doctor", "--json", LAMINAR_TOKEN=guarded.admin_token)
     lines = json.loads(ran.stdout)
     assert ran.returncode == 1
@@ -220,6 +239,7 @@ def test_of_a_node_that_is_gone_there_is_none(guarded: Guarded) -> None:
 
 
 def _bundle(guarded: Guarded, number: int) -> dict[str, Any]:
+    url = guarded.urls[number]
     with guarded.connect() as client:
-        found: dict[str, Any] = client.request_json("GET", f"/v1/nodes/{guarded.members[number].name}/bundle")
+        found: dict[str, Any] = json.loads(until(partial(_taken, client, url, guarded.members[number].name)))
     return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -12,6 +13,7 @@ import pytest
 import laminar
 from laminar import aio
 from tests.cluster.guarded import Guarded, run_laminar
+from tests.cluster.patience import PATIENCE_S, until
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["plain", "tls"])
@@ -34,16 +36,37 @@ def topic(admin: laminar.Client, request: pytest.FixtureRequest) -> str:
     return str(name)
 
 
-def make_token(admin: laminar.Client, *grants: tuple[str, str], name: str = "billing") -> tuple[str, str]:
-    """Make a token, and return its text and id."""
-    asked = {"name": name, "grants": [{"role": role, "prefix": prefix} for role, prefix in grants]}
-    made = admin.request_json("POST", "/v1/admin/tokens", asked)
+def make_token(guarded: Guarded, *grants: tuple[str, str]) -> tuple[str, str]:
+    """Make a token that all shards know, and return its text and id."""
+    asked = {"name": "billing", "grants": [{"role": role, "prefix": prefix} for role, prefix in grants]}
+    with guarded.connect() as admin:
+        made = admin.request_json("POST", "/v1/admin/tokens", asked)
+    with guarded.connect(token=made["token"]) as client:
+        until_all(guarded, client, known=True)
     return made["token"], made["id"]
+
+
+def until_all(guarded: Guarded, client: laminar.Client, *, known: bool) -> None:
+    """Wait until all shards know the client's credential, or none does.
+
+    The answer to its change has waited for that, but for a second at most: a shard that stood still meanwhile
+    learns of it later, and until then its 401 is final for a client.
+    """
+    with guarded.connect() as admin:
+        urls = [shard["url"] for node in admin.cluster()["nodes"] for shard in node["shards"]]
+    assert 2 * guarded.nodes == len(urls)
+    status = 200 if known else 401
+    for url in urls:
+        until(partial(answers, client, url, status), (url, status))
+
+
+def answers(client: laminar.Client, url: str, status: int) -> bool:
+    return client.ask_node(url, "/v1/whoami", timeout=PATIENCE_S).status == status
 
 
 def test_a_token_is_good_for_what_it_grants(guarded: Guarded, admin: laminar.Client, topic: str) -> None:
     """At once, though other nodes learn of it a little later."""
-    text, _ = make_token(admin, ("write", topic), ("read", topic))
+    text, _ = make_token(guarded, ("write", topic), ("read", topic))
     with guarded.connect(token=text) as client:
         handle = client.topic(topic)
         with handle.producer() as producer:
@@ -59,7 +82,7 @@ def test_a_token_is_good_for_what_it_grants(guarded: Guarded, admin: laminar.Cli
         with client.transaction(topic, 1) as tx:
             tx.append(topic, b"1001")
         assert 1_002 == len(list(handle.read()))
-        assert [topic] == client.topics()
+        until(lambda: [topic] == client.topics())
         assert [topic] == [each.sink for each in client.sinks()]
         for refused in (handle.delete, lambda: client.topic("other").append(b"a")):
             with pytest.raises(laminar.Forbidden):
@@ -86,6 +109,7 @@ async def test_a_certificate_proves_who_the_client_is(
     admin.request_json("POST", "/v1/admin/tokens", document)
 
     with laminar.connect(guarded.urls, ca=guarded.ca, certificate=both) as client:
+        until_all(guarded, client, known=True)
         assert "robot" == client.request_json("GET", "/v1/whoami")["principal"]
         client.topic(topic).append(b"one")
         with pytest.raises(laminar.Forbidden):
@@ -108,7 +132,7 @@ async def test_jobs_and_long_polls_go_on_over_a_rotation(
 ) -> None:
     """The second token is made and written, the first one revoked: no job and no record is lost or fails."""
     file = tmp_path / "token"
-    old, old_id = make_token(admin, ("read", topic), ("write", topic))
+    old, old_id = make_token(guarded, ("read", topic), ("write", topic))
     file.write_text(old)
     admin.topic(topic).channel("work", exist_ok=True)
     done: list[bytes] = []
@@ -121,7 +145,7 @@ async def test_jobs_and_long_polls_go_on_over_a_rotation(
                 await job.ack()
                 done.append(job.raw)
                 if len(done) == 50:
-                    new, _ = make_token(admin, ("read", topic), ("write", topic))
+                    new, _ = make_token(guarded, ("read", topic), ("write", topic))
                     file.with_name("fresh").write_text(new)
                     os.replace(file.with_name("fresh"), file)
                     admin.request_json("DELETE", f"/v1/admin/tokens/{old_id}")
@@ -132,6 +156,7 @@ async def test_jobs_and_long_polls_go_on_over_a_rotation(
 
     assert {b"%d" % number for number in range(100)} == set(done)
     with guarded.connect(token=old) as client:
+        until_all(guarded, client, known=False)
         with pytest.raises(laminar.Unauthorized):
             client.topics()
 
@@ -170,6 +195,8 @@ def test_the_command_line_makes_and_revokes_tokens(
         f"--to={file}",
         **as_admin,
     )
+    with guarded.connect(token=file.read_text().strip()) as client:
+        until_all(guarded, client, known=True)
     produced = run_laminar(guarded, "produce", topic, str(tmp_path / "admin"), "--token-file", str(file))
     refused = run_laminar(guarded, "consume", topic, "--token-file", str(file))
     who = run_laminar(guarded, "whoami", "--json", "--token-file", str(file))
@@ -177,6 +204,8 @@ def test_the_command_line_makes_and_revokes_tokens(
     mine = {each["name"]: each for each in msgspec.json.decode(listed.stdout)}["cli"]
     shown = run_laminar(guarded, "token", "show", mine["id"], **as_admin)
     revoked = run_laminar(guarded, "token", "revoke", mine["id"], "--yes", **as_admin)
+    with guarded.connect(token=file.read_text().strip()) as client:
+        until_all(guarded, client, known=False)
     after = run_laminar(guarded, "whoami", LAMINAR_TOKEN=file.read_text().strip())
     gone = run_laminar(guarded, "token", "show", mine["id"], **as_admin)
     status = run_laminar(guarded, "cluster", "status", **as_admin)

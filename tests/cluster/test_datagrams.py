@@ -19,14 +19,15 @@ import laminar
 from laminar.batch import build
 from laminar.client.errors import ConfigError, Error, NotFound, OutcomeUnknown
 from laminar.client.records import Receipt
-from laminar.testing.cluster import LocalCluster, get_json
+from laminar.testing.cluster import LocalCluster
 from laminar.testing.nodes import serve
 from laminar.wire.datagram import DatagramCodec, Leader, Question
 from laminar.wire.datagram import Receipt as Placed
 from router import owner_shard, partition_hash
 from tests.cluster.bad_wire import open_wires
+from tests.cluster.load import leaders
+from tests.cluster.patience import PATIENCE_S, until
 
-PATIENCE_S = 60.0
 # Appends to each node of the test that counts them; `make steer-long` has 100,000.
 DATAGRAMS = int(os.environ.get("DATAGRAMS", "2000"))
 
@@ -41,41 +42,54 @@ def figures_of(url: str) -> str:
     return httpx.get(f"{url}/metrics", trust_env=False, timeout=PATIENCE_S).text
 
 
-def leader_of(cluster: LocalCluster, topic: str, partition: int = 0) -> str:
-    """The name of the node that leads, once one does."""
-    while True:
-        for node in cluster.members:
-            if node.running:
-                told = get_json(f"{node.url}/v1/topics/{topic}/partitions/{partition}").get("leader")
-                if told:
-                    return str(told["node"])
+def leader_of(cluster: LocalCluster, topic: str) -> str:
+    """The name of the living node that leads partition 0, once one does."""
+    living = [node for node in cluster.members if node.running]
+    return leaders(living[0].url, topic, among=[node.name for node in living])[0]
+
+
+def answer_to(datagram: bytes, url: str) -> Leader | Placed:
+    """What a node answers to an append; sent again, as a client does, while it is busy or knows no leader."""
+    codec = DatagramCodec(b"")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.settimeout(1)
+
+        def answered() -> Leader | Placed | None:
+            sock.sendto(datagram, address(url))
+            try:
+                said = codec.decode_answer(sock.recv(2_000)).body
+            except TimeoutError:
+                return None
+            return said if isinstance(said, Leader | Placed) else None
+
+        answer: Leader | Placed = until(answered, f"an answer of {url}")
+        return answer
 
 
 async def test_a_node_that_does_not_lead_names_the_leader(shared_cluster: LocalCluster) -> None:
     """By the address of its shared port, where the same datagram is answered with the receipt."""
-    async with laminar.aio.connect(shared_cluster.urls) as client:
+    async with laminar.aio.connect(shared_cluster.urls, timeout=PATIENCE_S) as client:
         await client.create_topic("named", partitions=1, exist_ok=True)
-    leader = leader_of(shared_cluster, "named")
-    codec = DatagramCodec(b"")
     batch = bytes(build([b"hi"], producer_id=os.urandom(16)))
-    datagram = codec.encode_question(Question("named", 0, b"12345678", batch))
+    datagram = DatagramCodec(b"").encode_question(Question("named", 0, b"12345678", batch))
+    places = {address(node.url): node.url for node in shared_cluster.members}
 
-    for node in shared_cluster.members:
-        if node.name == leader:
-            continue
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-            sock.settimeout(20)
-            sock.sendto(datagram, address(node.url))
-            told = codec.decode_answer(sock.recv(2_000)).body
-            assert isinstance(told, Leader)
-            assert address(next(each.url for each in shared_cluster.members if each.name == leader)) == (
-                told.host,
-                told.port,
+    def led_to_the_leader(url: str) -> bool:
+        """Whether a node names one that leads. It may be another a moment later."""
+        told = answer_to(datagram, url)
+        if isinstance(told, Leader):
+            told = answer_to(datagram, places[told.host, told.port])
+            return isinstance(told, Placed) and (0, 1, 3, True) == (
+                *(told.offset, told.count),
+                *(told.replicas, told.synced),
             )
-            sock.sendto(datagram, (told.host, told.port))
-            placed = codec.decode_answer(sock.recv(2_000)).body
-            assert isinstance(placed, Placed)
-            assert (0, 1, 3, True) == (placed.offset, placed.count, placed.replicas, placed.synced)
+        return False
+
+    def named_by_two() -> bool:
+        leader = leader_of(shared_cluster, "named")
+        return all(led_to_the_leader(node.url) for node in shared_cluster.members if node.name != leader)
+
+    await asyncio.to_thread(until, named_by_two)
 
 
 async def test_records_are_where_their_receipts_say(shared_cluster: LocalCluster) -> None:
@@ -87,7 +101,7 @@ async def test_records_are_where_their_receipts_say(shared_cluster: LocalCluster
                 *(datagrams.append(b"%d" % number, key=f"key-{number % 7}", tag="t") for number in range(300))
             )
             by_number = await datagrams.append(b"here", partition=2, headers={"source": b"web"})
-            sent = datagrams.statistics()["datagrams"]
+            counts = datagrams.statistics()
         found = {(record.partition, record.offset): record async for record in topic.read()}
 
     assert 301 == len(found)
@@ -96,7 +110,7 @@ async def test_records_are_where_their_receipts_say(shared_cluster: LocalCluster
         assert (b"%d" % number, b"key-%d" % (number % 7), "t") == (record.raw, record.key, record.tag)
         assert (3, True) == (receipt.replicas, receipt.synced)
     assert b"here" == found[2, by_number.offset].raw
-    assert sent < 200
+    assert counts["datagrams"] - counts["resent"] - counts["redirects"] < 200, counts
     for key in range(7):
         mine = [receipt.offset for receipt in receipts[key::7]]
         assert sorted(mine) == mine
@@ -173,7 +187,7 @@ async def test_a_bad_wire_and_a_killed_leader_lose_and_double_nothing(cluster: L
 
     async def more(count: int) -> None:
         goal = len(receipts) + count
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(3 * PATIENCE_S):
             while len(receipts) < goal:
                 came.clear()
                 await came.wait()
@@ -268,7 +282,7 @@ async def test_each_shard_is_killed_in_turn_under_load(real_disk: Path) -> None:
 
             async def each_has_more(count: int) -> None:
                 before = Counter(receipt.partition for receipt in receipts.values())
-                async with asyncio.timeout(PATIENCE_S):
+                async with asyncio.timeout(3 * PATIENCE_S):
                     while any(
                         mine < before[partition] + count
                         for partition in range(12)

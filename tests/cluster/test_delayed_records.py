@@ -60,6 +60,7 @@ def test_a_record_that_is_due_in_two_years_is_kept_and_published_once(
     assert asked(urls, "PUT", f"/v1/topics/{TOPIC}", json=settings).status_code == 201
     path = f"/v1/topics/{TOPIC}/partitions/0/records"
     answer = asked(urls, "POST", path, params={"delay_ms": TWO_YEARS_MS, "key": "k"}, content=b"in two years")
+    assert answer.is_success, answer.text
     (named,) = answer.json()["scheduled"]
     delayed = f"/v1/topics/{TOPIC}/delayed/{named}"
 

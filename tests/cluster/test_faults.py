@@ -6,22 +6,29 @@ import asyncio
 import os
 import signal
 import socket
-import urllib.request
 from contextlib import closing
 
+import httpx
 import pytest
 
 import laminar
-from laminar.testing.cluster import LocalCluster, get_json
+from laminar.testing.cluster import LocalCluster
 from tests.cluster.load import Load, converged, leaders, placement, violations
+from tests.cluster.patience import PATIENCE_S, asked, told, until
 
 TOPIC = "faults"
 PARTITIONS = 6
 
 
 async def create(cluster: LocalCluster, **settings: str | int) -> None:
-    async with laminar.aio.connect(cluster.urls) as client:
+    async with laminar.aio.connect(cluster.urls, timeout=PATIENCE_S) as client:
         await client.create_topic(TOPIC, partitions=PARTITIONS, replicas=3, settings=settings)
+
+
+def leading_beside_the_first(cluster: LocalCluster) -> int:
+    """The number of a node, but the first, that leads partitions; 0 if none does at the moment."""
+    led = {*leaders(cluster.urls[0], TOPIC).values()}
+    return max(member.number for member in cluster.members if member.number == 0 or member.name in led)
 
 
 async def test_kill_of_a_leader_under_load_loses_doubles_and_reorders_nothing(cluster: LocalCluster) -> None:
@@ -31,8 +38,7 @@ async def test_kill_of_a_leader_under_load_loses_doubles_and_reorders_nothing(cl
     load.start()
     await load.more(1_000)
     for _ in range(2):
-        victim = max(set(leaders(cluster.urls[0], TOPIC).values()) - {"node-1"})
-        number = next(node.number for node in cluster.members if node.name == victim)
+        number = await asyncio.to_thread(until, lambda: leading_beside_the_first(cluster))
         await asyncio.to_thread(cluster.kill, number)
         await load.more(2_000)
         await asyncio.to_thread(cluster.restart, number)
@@ -50,7 +56,7 @@ async def test_kill_of_all_nodes_at_once_under_load_loses_nothing(cluster: Local
     Also with `interval`: what was written is in the page cache, which outlives every process.
     """
     await create(cluster, flush=flush)
-    before = get_json(f"{cluster.urls[0]}/v1/topics/{TOPIC}/partitions")
+    before = await asyncio.to_thread(told, f"{cluster.urls[0]}/v1/topics/{TOPIC}/partitions")
     load = Load(cluster.urls, TOPIC)
     load.start()
     await load.more(3_000)
@@ -64,8 +70,13 @@ async def test_kill_of_all_nodes_at_once_under_load_loses_nothing(cluster: Local
 
     assert [] == await violations(cluster.urls, TOPIC, load)
     assert [] == await converged(cluster, TOPIC, PARTITIONS)
-    after = get_json(f"{cluster.urls[0]}/v1/topics/{TOPIC}/partitions")
+    after = await asyncio.to_thread(told, f"{cluster.urls[0]}/v1/topics/{TOPIC}/partitions")
     assert placement(before) == placement(after)
+
+
+def shards_of_nodes(cluster: LocalCluster) -> set[int]:
+    """How many shards the nodes have, as the first one knows it."""
+    return {len(node["shards"]) for node in told(f"{cluster.urls[0]}/v1/cluster")["nodes"]}
 
 
 async def test_pitfall_36_restart_with_fewer_and_with_more_shards_loses_nothing(
@@ -85,8 +96,8 @@ async def test_pitfall_36_restart_with_fewer_and_with_more_shards_loses_nothing(
         load.start()
         await load.more(1_000)
         await load.finish()
-        listed = get_json(f"{cluster.urls[0]}/v1/cluster")
-        assert {shards} == {len(node["shards"]) for node in listed["nodes"]}
+        # The first node hears of the others' restarts by gossip.
+        await asyncio.to_thread(until, lambda wanted={shards}: shards_of_nodes(cluster) == wanted)  # type: ignore[misc]
 
         assert [] == await violations(cluster.urls, TOPIC, load)
     assert [] == await converged(cluster, TOPIC, PARTITIONS)
@@ -118,7 +129,8 @@ def test_a_node_told_to_stop_ends_in_time_with_all_its_processes(cluster: LocalC
 
     process.send_signal(signal.SIGTERM)
 
-    assert 0 == process.wait(10)
+    # After `drain_ms` it would kill its processes, and its exit code would be another one.
+    assert 0 == process.wait(PATIENCE_S)
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
@@ -126,20 +138,15 @@ def test_a_node_told_to_stop_ends_in_time_with_all_its_processes(cluster: LocalC
 
 def test_a_follower_never_shows_what_is_not_committed(shared_cluster: LocalCluster) -> None:
     """Every replica answers reads, each only with what a majority has; none is behind what the client saw."""
-    base = shared_cluster.urls[0]
-    urllib.request.urlopen(
-        urllib.request.Request(f"{base}/v1/topics/committed-only", data=b'{"partitions":1}', method="PUT")
-    ).close()
-    for number in range(20):
-        answer = urllib.request.urlopen(
-            f"{base}/v1/topics/committed-only/partitions/0/records", data=b"%d" % number
-        )
-        answer.close()
-        for replica in get_json(f"{base}/v1/topics/committed-only/partitions/0")["replicas"]:
-            told = get_json(
-                f"{replica['url']}/v1/topics/committed-only/partitions/0/records"
-                f"?offset={number}&min_offset={number + 1}&wait_ms=5000",
-                headers={"Laminar-Local": "1"},
-                timeout=10.0,
-            )
-            assert [str(number)] == [record["value"] for record in told["records"]], replica
+    topic = f"{shared_cluster.urls[0]}/v1/topics/committed-only"
+    local = {"Laminar-Local": "1"}
+    with httpx.Client(timeout=PATIENCE_S, trust_env=False) as http:
+        assert asked(http, "PUT", topic, json={"partitions": 1}).is_success
+        for number in range(20):
+            sent = asked(http, "POST", f"{topic}/partitions/0/records", content=b"%d" % number)
+            assert (201, number) == (sent.status_code, sent.json()["placed"][0]["offset"])
+            for replica in told(f"{topic}/partitions/0")["replicas"]:
+                place = f"{replica['url']}/v1/topics/committed-only/partitions/0/records"
+                query = {"offset": number, "min_offset": number + 1, "wait_ms": 5000}
+                found = asked(http, "GET", place, params=query, headers=local).json()
+                assert [str(number)] == [record["value"] for record in found["records"]], replica

@@ -7,8 +7,9 @@ import time
 import mmh3
 
 import laminar
-from laminar.testing.cluster import LocalCluster, get_json
+from laminar.testing.cluster import LocalCluster
 from tests.client.members import MemberProcess, Place, Writing, check, ended, until
+from tests.cluster.load import leaders
 
 PARTITIONS = 4
 ALL = set(range(PARTITIONS))
@@ -17,8 +18,7 @@ ALL = set(range(PARTITIONS))
 def leader_of_roster(cluster: LocalCluster, topic: str, group: str) -> int:
     """Which member of the cluster leads the partition that keeps the group's roster."""
     number = mmh3.hash(group.encode(), 0, signed=False) % PARTITIONS
-    rows = get_json(f"{cluster.urls[0]}/v1/topics/{topic}/partitions")["partitions"]
-    name = next(row["leader"]["node"] for row in rows if row["partition"] == number)
+    name = leaders(cluster.urls[0], topic)[number]
     return next(at for at, node in enumerate(cluster.members) if node.name == name)
 
 

@@ -95,9 +95,23 @@ class Portal:
             self.loop.call_soon_threadsafe(task.cancel)
 
     def close(self) -> None:
-        """Stop the loop and its thread. Idempotent."""
+        """Cancel the tasks that are left, stop the loop and its thread. Idempotent.
+
+        A call that failed in one partition leaves its requests to other partitions under way.
+        """
         if self.loop.is_closed():
             return
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join()
-        self.loop.close()
+        try:
+            self.run(_end_tasks)
+        finally:
+            self.loop.call_soon_threadsafe(self.loop.stop)
+            self._thread.join()
+            self.loop.close()
+
+
+async def _end_tasks() -> None:
+    """Cancel all other tasks of the running loop, and wait until they have ended."""
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

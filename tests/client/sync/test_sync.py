@@ -31,6 +31,7 @@ from laminar.client.sync import reader as sync_reader
 from laminar.client.sync import sinks as sync_sinks
 from laminar.client.sync import subscription as sync_subscription
 from laminar.client.sync import topic as sync_topic
+from laminar.client.sync.portal import Portal
 from laminar.client.transact import sinks as aio_sinks
 
 TWINS = [
@@ -268,3 +269,30 @@ def test_tables(cluster: Any) -> None:
     assert {b"%d" % n for n in range(100)} == {value.as_py() for value in table["value"]}
     assert {0, 1, 2, 3} == {value.as_py() for value in table["partition"]}
     assert (0, table.schema) == (empty.num_rows, empty.schema)
+
+
+def test_what_a_failed_call_left_under_way_ends_with_the_client() -> None:
+    """Else its task met a closed loop when it was collected, in whatever ran then."""
+    portal = Portal()
+    ended: list[str] = []
+
+    async def waits() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            ended.append("waits")
+
+    async def fails() -> None:
+        await asyncio.sleep(0)
+        raise OSError
+
+    async def call() -> None:
+        await asyncio.gather(waits(), fails())
+
+    with pytest.raises(OSError):
+        portal.run(call)
+    assert [] == ended
+    portal.close()
+    portal.close()
+    assert ["waits"] == ended

@@ -10,6 +10,7 @@ chances of `nack`, `release` and `extend`. `tests.checkers.channels` reads the f
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import http.client
 import json
 import random
@@ -195,7 +196,10 @@ async def work(urls: list[str], topic: str, name: str, notes: Notes, plan: Plan)
     import laminar  # a consumer by HTTP starts without it
 
     async with laminar.aio.connect(urls, timeout=ANSWER_S) as client:
-        channel = await client.topic(topic).channel(name)
+        channel = None
+        while channel is None:  # it may begin while no node can tell it of the channel
+            with contextlib.suppress(laminar.Unavailable, laminar.TimedOut, laminar.OutcomeUnknown):
+                channel = await client.topic(topic).channel(name)
         while True:
             number = notes.begin("asks")
             try:

@@ -7,6 +7,7 @@ fault comes when is drawn from the seed; what the machine makes of it does not r
 from __future__ import annotations
 
 import asyncio
+import http.client
 import os
 import random
 import re
@@ -25,7 +26,9 @@ from tests.cluster.faults.flips import Flip, flip_segments
 from tests.cluster.faults.workload import Workload, now_us
 from tests.disks.faults import Rule
 
-READY_TIMEOUT_S = 60.0
+READY_TIMEOUT_S = 180.0
+# Until there is a leader, or a node says what its processes are: how long a fault waits for its victim.
+VICTIM_S = 60.0
 # Until replicas are made anew, or damage is put right: under faults, on a machine that does other things too.
 ANEW_TIMEOUT_S = 180.0
 HOUR_MS = 3_600_000
@@ -146,8 +149,15 @@ class Nemesis:
         return led
 
     async def _a_leader(self) -> tuple[int, list[str]] | None:
-        led = {number: places for number, places in (await self.leaders()).items() if number in self._free()}
-        return self._rng.choice(sorted(led.items())) if led else None
+        """A node that leads, once one does to which nothing happens yet; None if none does for long."""
+        deadline = time.monotonic() + VICTIM_S
+        while self._free() and time.monotonic() < deadline:
+            led = await self.leaders()
+            fit = {number: places for number, places in led.items() if number in self._free()}
+            if fit:
+                return self._rng.choice(sorted(fit.items()))
+            await asyncio.sleep(0.1)
+        return None
 
     # -- processes -----------------------------------------------------------------------------
 
@@ -214,10 +224,13 @@ class Nemesis:
     async def kill_shard(self) -> None:
         """One shard process; its supervisor starts it again."""
         for number in self._some(1):
-            shards = self._cluster.pids(number)[2:]
-            if not shards:
-                continue
             async with self._on("kill shard", [number]):
+                deadline = time.monotonic() + VICTIM_S
+                # A node serves a moment before it writes down which processes it has.
+                while not (shards := self._cluster.pids(number)[2:]):
+                    if time.monotonic() >= deadline:
+                        raise RuntimeError(f"node-{number + 1} does not say what its processes are")
+                    await asyncio.sleep(0.05)
                 os.kill(self._rng.choice(shards), signal.SIGKILL)
                 await asyncio.sleep(0.5)
                 await self._ready([number])
@@ -257,19 +270,12 @@ class Nemesis:
                 await asyncio.sleep(last_s)
                 self._cluster.set_rules(number, [])
                 await asyncio.sleep(0.5)
-                if await asyncio.to_thread(self._stands_still, number):
+                if await asyncio.to_thread(stands_still, self._cluster, number):
                     # As documented: a log whose write or sync failed stands still until its node is started
                     # anew, on a disk that works.
                     await asyncio.to_thread(self._cluster.kill, number)
                     self._cluster.spawn(number)
                 await self._ready([number])
-
-    def _stands_still(self, number: int) -> bool:
-        process = self._cluster.members[number].process
-        if process is not None and process.poll() is not None:
-            return True
-        metrics = get_text(f"{self._cluster.urls[number]}/metrics") or ""
-        return re.search(r'^laminar_partitions\{state="stopped"\} [1-9]', metrics, re.MULTILINE) is not None
 
     async def disk_full(self) -> None:
         full = [Rule(operation=name, error="ENOSPC") for name in ("write", "create")]
@@ -425,12 +431,31 @@ class Nemesis:
         await self._cut("cut ring", sorted(set(pairs)), self._last_s())
 
 
+def stands_still(cluster: FaultyCluster, number: int) -> bool:
+    """Whether a node has ended, or a log of it takes nothing until it is started anew.
+
+    Raises:
+        RuntimeError: it runs, and does not say so for long.
+    """
+    process = cluster.members[number].process
+    deadline = time.monotonic() + READY_TIMEOUT_S
+    while process is None or process.poll() is None:
+        metrics = get_text(f"{cluster.urls[number]}/metrics")
+        found = re.search(r'^laminar_partitions\{state="stopped"\} (\d)', metrics or "", re.MULTILINE)
+        if found is not None:
+            return found[1] != "0"
+        if time.monotonic() >= deadline:
+            raise RuntimeError(f"node-{number + 1} does not say whether its logs stand still")
+        time.sleep(0.1)
+    return True
+
+
 def get_text(url: str) -> str | None:
     """What an address answers, None if nothing good."""
     try:
         with urllib.request.urlopen(url, timeout=5.0) as answer:
             return bytes(answer.read()).decode()
-    except OSError:
+    except (OSError, http.client.HTTPException):
         return None
 
 

@@ -45,9 +45,9 @@ SETTINGS: dict[str, str | int] = {
     "settle_ms": 1000,
 }
 PADDING_BYTES = 600
-PATIENCE_S = 60.0
+PATIENCE_S = 180.0
 # Until moves are done that a cut delayed: a node that was cut off must settle first.
-MOVED_S = 120.0
+MOVED_S = 240.0
 # A damaged node that does not answer a reader is asked so often again.
 _TRIES = 100
 
@@ -89,24 +89,26 @@ class Rounds:
         await asyncio.to_thread(self.cluster.wait_ready, timeout=PATIENCE_S)
 
     async def placement(self) -> list[object]:
-        """Where the topic's replicas are by each node, which must agree."""
+        """Where the topic's replicas are by each node; once all nodes have heard of the last change."""
         told: list[list[object]] = []
-        for url in self.cluster.urls:
-            listed = await asyncio.to_thread(get_json, f"{url}/v1/topics/{TOPIC}/partitions")
-            if listed is None:
-                raise RoundFailed(f"{url} knows nothing of the topic")
-            told.append(
-                [[(r["node"], r["reason"]) for r in each["replicas"]] for each in listed["partitions"]]
-            )
-        if any(each != told[0] for each in told):
-            raise RoundFailed(f"nodes disagree about placement: {told}")
+
+        async def agree() -> bool:
+            told[:] = [await self._placement(url) for url in self.cluster.urls]
+            return bool(told[0]) and all(each == told[0] for each in told)
+
+        await self.until("nodes agree about placement", agree)
         return told[0]
 
-    async def metric(self, number: int, name: str) -> int:
-        """A number of a node, over all its processes."""
+    async def _placement(self, url: str) -> list[object]:
+        listed = await asyncio.to_thread(get_json, f"{url}/v1/topics/{TOPIC}/partitions")
+        rows = listed["partitions"] if listed is not None else []
+        return [[(r["node"], r["reason"]) for r in each["replicas"]] for each in rows]
+
+    async def metric(self, number: int, name: str) -> int | None:
+        """A number of a node, over all its processes; None if its shard does not tell it now."""
         text = await asyncio.to_thread(get_text, f"{self.cluster.urls[number]}/metrics") or ""
         values = re.findall(rf"^{name}\{{[^}}]*\}} ([0-9.e+]+)$", text, re.MULTILINE)
-        return int(sum(map(float, values)))
+        return int(sum(map(float, values))) if values else None
 
     async def until(
         self, what: str, condition: Callable[[], Awaitable[bool]], *, timeout_s: float = PATIENCE_S
@@ -224,10 +226,14 @@ async def cuts(rounds: Rounds, number: int) -> None:
     await rounds.workload.more(50, timeout_s=MOVED_S)
     names = [member.name for member in cluster.members]
     pins = {partition: rng.sample(names, 3) for partition in range(PARTITIONS)}
-    async with httpx.AsyncClient(base_url=cluster.urls[0], trust_env=False, timeout=30.0) as http:
+    async with httpx.AsyncClient(base_url=cluster.urls[0], trust_env=False, timeout=PATIENCE_S) as http:
         for partition, nodes in pins.items():
             path = f"/v1/admin/topics/{TOPIC}/partitions/{partition}/pin"
-            answer = await http.put(path, json={"nodes": nodes, "reason": f"round {number}"})
+            while True:
+                answer = await http.put(path, json={"nodes": nodes, "reason": f"round {number}"})
+                if answer.status_code != 503:  # then the catalog has no leader at the moment
+                    break
+                await asyncio.sleep(0.1)
             answer.raise_for_status()
     await asyncio.sleep(rng.uniform(0.0, 1.5))
     await rng.choice(

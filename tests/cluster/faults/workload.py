@@ -103,7 +103,7 @@ class Workload:
             if task.done():
                 task.result()
 
-    async def more(self, count: int, *, timeout_s: float = 60.0) -> None:
+    async def more(self, count: int, *, timeout_s: float = 180.0) -> None:
         """Wait until so many more records are acknowledged."""
         goal = self.acknowledged + count
         async with asyncio.timeout(timeout_s):
