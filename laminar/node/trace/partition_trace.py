@@ -16,20 +16,19 @@ from typing import Any, Final, NamedTuple
 from weakref import WeakKeyDictionary
 
 from laminar.batch import NO_PRODUCER, Batch, Buffer, Column, Flag, Header, Kind, has_column
-from laminar.node.partition.state.channels import (
+from laminar.node.partition.state.channel_changes import (
     TIME_OUT,
     Acknowledged,
     Change,
-    Channel,
     Failed,
     GivenOut,
     Retried,
     Sought,
-    Why,
     channel_changes,
     offsets_in,
     runs_in,
 )
+from laminar.node.partition.state.channels import Channel, Why
 from laminar.node.partition.state.delayed_records import (
     CANCELLED,
     Added,
