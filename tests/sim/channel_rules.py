@@ -30,7 +30,8 @@ from laminar.node.partition.state.channel_changes import (
 )
 from laminar.node.partition.state.channels import NO_KEY, Aside, Copy, Out, Why
 from laminar.node.partition.state.pins import Pinned, PinsEnded
-from laminar.node.partition.state.staged_batches import BatchKey, publish_record
+from laminar.node.partition.state.staged_batches import BatchKey
+from laminar.node.partition.state.staging_entries import publish_record
 from laminar.wire.channels import ChannelSettings
 from tests.sim.pin_rules import PinnedHere, PinRules
 from tests.sim.watch import Group, Watch

@@ -37,7 +37,7 @@ from laminar.node.partition.state.delayed_records import (
 )
 from laminar.node.partition.state.delayed_records import Place as DelayedPlace
 from laminar.node.partition.state.pins import PinsEnded
-from laminar.node.partition.state.staged_batches import publish_record
+from laminar.node.partition.state.staging_entries import publish_record
 from laminar.node.partition.state.state import PartitionState
 from laminar.node.trace.mode import Mode, mode_of
 from laminar.node.trace.ring import Event, Known, Place, TraceRing, Who, place_of, shortened
