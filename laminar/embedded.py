@@ -35,7 +35,7 @@ from laminar.node.runtime.listeners import NodeSockets
 from laminar.node.runtime.process import Process, open_store
 from laminar.node.secret.keyring import Keyring
 from laminar.node.shard.shard import store_of
-from laminar.node.supervisor import open_certificates, open_sockets_of
+from laminar.node.start import open_certificates, open_sockets_of
 
 _log = logging.getLogger("laminar.embedded")
 

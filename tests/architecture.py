@@ -377,7 +377,11 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("laminar.node.host", "laminar.node.runtime", "laminar.node.entry_points", "laminar.log.*"),
         *("laminar.node.access", "laminar.node.secret"),
     ),
-    "laminar.node.__main__": ("laminar.node.host", "laminar.node.supervisor"),
+    "laminar.node.start": (
+        *("laminar.node.host", "laminar.node.runtime", "laminar.node.entry_points", "laminar.log.*"),
+        *("laminar.node.access", "laminar.node.supervisor"),
+    ),
+    "laminar.node.__main__": ("laminar.node.host", "laminar.node.start"),
     # What is imported by name. `laminar` is what `import laminar` shows, not all that is inside.
     "laminar.aio": ("laminar.client.*",),
     "laminar.embedded": ("laminar.client.*", "laminar.node.*", "laminar.log.*"),

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from laminar.node.host.settings import Settings, SettingsError, load
-from laminar.node.supervisor import EXIT_USAGE, serve
+from laminar.node.start import EXIT_USAGE, serve
 
 
 def settings_of(arguments: Sequence[str]) -> Settings:

@@ -61,7 +61,7 @@ def loaded(flags: Flags, config: Path | None) -> Loaded:
 def serve(*, config: Config = None, flags: Flags = _NONE_GIVEN) -> int:
     """Run a node until SIGTERM or Ctrl-C; a second one ends it at once."""
     settings = loaded(flags, config).settings
-    from laminar.node.supervisor import serve as run_node
+    from laminar.node.start import serve as run_node
 
     return run_node(settings)
 

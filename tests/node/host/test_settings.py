@@ -21,7 +21,7 @@ from laminar.node.host.settings import (
 )
 from laminar.node.runtime.data_folder import open_data_folder
 from laminar.node.runtime.environment import Environment
-from laminar.node.supervisor import open_sockets_of
+from laminar.node.start import open_sockets_of
 
 
 def write(path: Path, text: str) -> Path:
