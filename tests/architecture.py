@@ -488,7 +488,8 @@ HOLDS_DATA = ("laminar.log", "laminar.node", "membership", "raft", "router")
 MAY_OPEN = {
     "laminar.log.disk.disk": "the door",
     "laminar.node.host.sealed_files": "sealed segments, read only, for a replica that verifies every batch",
-    "laminar.node.host.settings": "a person's TOML file and the cgroup's limits: not data",
+    "laminar.node.host.settings_sources": "a person's TOML file: not data",
+    "laminar.node.host.machine": "the cgroup's limits: not data",
     "laminar.node.secret.keyring": "the file of the nodes' secrets, read only: not data",
     "laminar.node.access.private_files": "first token and drawn secret: not data, for one user only",
     "laminar.node.host.log_setup": "standard error, opened once more so that a full pipe can't stop the loop",

@@ -11,7 +11,8 @@ import os
 import sys
 from collections.abc import Sequence
 
-from laminar.node.host.settings import Settings, SettingsError, load
+from laminar.node.host.settings import Settings, SettingsError
+from laminar.node.host.settings_sources import load
 from laminar.node.start import EXIT_USAGE, serve
 
 

@@ -15,7 +15,7 @@ from laminar.node.entry_points import EntryPoints, default_entry_points
 from laminar.node.host import machine
 from laminar.node.host.certificates import CertificateError, Certificates, TlsFiles
 from laminar.node.host.log_setup import set_up_logging
-from laminar.node.host.settings import Settings, fault_of_open_http, is_loopback, shards_of_this_machine
+from laminar.node.host.settings import Settings, fault_of_open_http, is_loopback
 from laminar.node.runtime.data_folder import DataFolder, IdentityError, check_owner, open_data_folder
 from laminar.node.runtime.environment import Environment
 from laminar.node.runtime.listeners import NodeSockets, open_kept_sockets, open_sockets, plan_ports
@@ -41,7 +41,7 @@ def serve(
     for line in machine.misplaced_packages():
         log.error("%s: start from another folder, or with python -P", line)
         return EXIT_USAGE
-    shards = settings.shards or shards_of_this_machine()
+    shards = settings.shards or machine.shards_of_this_machine()
     directory = os.path.abspath(settings.data)
     environment = environment or Environment()
     try:

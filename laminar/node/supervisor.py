@@ -31,10 +31,7 @@ from laminar.node.host.failed_logs import EXIT_TO_RECOVER, FORGIVEN_MS
 from laminar.node.host.fork import EXIT_UNRECOVERABLE, Unrecoverable, fork
 from laminar.node.host.log_setup import set_up_logging
 from laminar.node.host.restart_policy import RESTARTS_IN_WINDOW, RestartPolicy
-from laminar.node.host.settings import (
-    TOKENS,
-    Settings,
-)
+from laminar.node.host.settings import TOKENS, Settings
 from laminar.node.runtime.boot import (
     ANSWERS,
     CONTROLLER,

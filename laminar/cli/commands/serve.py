@@ -15,7 +15,8 @@ from cyclopts import Group, Parameter
 
 from laminar.cli.errors import UsageError
 from laminar.cli.options import AS_TABLE, Listing
-from laminar.node.host.settings import SETTINGS, Loaded, Setting, SettingsError, as_written, load
+from laminar.node.host.settings import SETTINGS, Setting, SettingsError, as_written
+from laminar.node.host.settings_sources import Loaded, load
 
 GROUP = Group("Settings", sort_key=2)
 

@@ -20,7 +20,8 @@ from pathlib import Path
 from laminar.log.disk.disk import Buffer, Disk, File, RealDisk
 from laminar.log.disk.errors import DiskError
 from laminar.node.host.clock import Clock
-from laminar.node.host.settings import SETTINGS, load
+from laminar.node.host.settings import SETTINGS
+from laminar.node.host.settings_sources import load
 from laminar.node.runtime.environment import Environment
 from laminar.node.start import serve
 from tests.disks.fault_disk import FaultDisk
