@@ -51,6 +51,8 @@ MODULES = (
     "laminar.node.consensus.outbox",
     "laminar.node.consensus.replica",
     "laminar.node.consensus.quiescence",
+    "laminar.node.consensus.keepalives",
+    "laminar.node.consensus.timekeeper",
     "laminar.node.consensus.election_throttle",
     "laminar.node.consensus.timers",
     "laminar.node.transport.link",

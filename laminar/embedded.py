@@ -27,7 +27,8 @@ from laminar.node.assembly import make_process
 from laminar.node.entry_points import default_entry_points
 from laminar.node.host.certificates import Certificates
 from laminar.node.host.machine import misplaced_packages
-from laminar.node.host.settings import OPEN, SETTINGS, Settings, SettingsError, check_together, convert
+from laminar.node.host.settings import OPEN, SETTINGS, Settings, SettingsError, check_together
+from laminar.node.host.settings_sources import convert
 from laminar.node.runtime.boot import CONTROLLER, Boot, ChildState, Role, StatusBoard, node_roles, role_name
 from laminar.node.runtime.data_folder import DataFolder, open_data_folder
 from laminar.node.runtime.environment import Environment
@@ -35,7 +36,7 @@ from laminar.node.runtime.listeners import NodeSockets
 from laminar.node.runtime.process import Process, open_store
 from laminar.node.secret.keyring import Keyring
 from laminar.node.shard.shard import store_of
-from laminar.node.supervisor import open_certificates, open_sockets_of
+from laminar.node.start import open_certificates, open_sockets_of
 
 _log = logging.getLogger("laminar.embedded")
 

@@ -390,7 +390,11 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("laminar.node.host", "laminar.node.runtime", "laminar.node.entry_points", "laminar.log.*"),
         *("laminar.node.access", "laminar.node.secret"),
     ),
-    "laminar.node.__main__": ("laminar.node.host", "laminar.node.supervisor"),
+    "laminar.node.start": (
+        *("laminar.node.host", "laminar.node.runtime", "laminar.node.entry_points", "laminar.log.*"),
+        *("laminar.node.access", "laminar.node.supervisor"),
+    ),
+    "laminar.node.__main__": ("laminar.node.host", "laminar.node.start"),
     # What is imported by name. `laminar` is what `import laminar` shows, not all that is inside.
     "laminar.aio": ("laminar.client.*",),
     "laminar.embedded": ("laminar.client.*", "laminar.node.*", "laminar.log.*"),
@@ -497,7 +501,8 @@ HOLDS_DATA = ("laminar.log", "laminar.node", "membership", "raft", "router")
 MAY_OPEN = {
     "laminar.log.disk.disk": "the door",
     "laminar.node.host.sealed_files": "sealed segments, read only, for a replica that verifies every batch",
-    "laminar.node.host.settings": "a person's TOML file and the cgroup's limits: not data",
+    "laminar.node.host.settings_sources": "a person's TOML file: not data",
+    "laminar.node.host.machine": "the cgroup's limits: not data",
     "laminar.node.secret.keyring": "the file of the nodes' secrets, read only: not data",
     "laminar.node.access.private_files": "first token and drawn secret: not data, for one user only",
     "laminar.node.host.log_setup": "standard error, opened once more so that a full pipe can't stop the loop",

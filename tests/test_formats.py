@@ -58,6 +58,7 @@ MODULES = (
     "laminar.node.partition.state.producers",
     "laminar.node.partition.state.sinks",
     "laminar.node.partition.state.staged_batches",
+    "laminar.node.partition.state.staging_entries",
     "laminar.node.trace.ring",
     "laminar.node.partition.state.succession",
     "laminar.node.placement.load",

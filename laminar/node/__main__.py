@@ -11,8 +11,9 @@ import os
 import sys
 from collections.abc import Sequence
 
-from laminar.node.host.settings import Settings, SettingsError, load
-from laminar.node.supervisor import EXIT_USAGE, serve
+from laminar.node.host.settings import Settings, SettingsError
+from laminar.node.host.settings_sources import load
+from laminar.node.start import EXIT_USAGE, serve
 
 
 def settings_of(arguments: Sequence[str]) -> Settings:

@@ -1,4 +1,4 @@
-"""A node's first process: opens the sockets, forks the others, watches them. No event loop, no thread.
+"""A node's first process: forks the others and watches them. No event loop, no thread.
 
 It is a zygote: everything is imported before the first fork, so a child costs milliseconds, and every
 listener's socket stays open here while children come and go, so connections wait for a successor and the
@@ -24,21 +24,14 @@ import msgspec
 from laminar.log import DamagedDocument, StorageError
 from laminar.log.disk.errors import NewerFormat
 from laminar.node.access import first_token
-from laminar.node.access.cluster_secret import SecretError, keyring_of, with_secret
-from laminar.node.entry_points import EntryPoints, default_entry_points
+from laminar.node.entry_points import EntryPoints
 from laminar.node.host import machine
-from laminar.node.host.certificates import CertificateError, Certificates, TlsFiles
+from laminar.node.host.certificates import Certificates
 from laminar.node.host.failed_logs import EXIT_TO_RECOVER, FORGIVEN_MS
 from laminar.node.host.fork import EXIT_UNRECOVERABLE, Unrecoverable, fork
 from laminar.node.host.log_setup import set_up_logging
 from laminar.node.host.restart_policy import RESTARTS_IN_WINDOW, RestartPolicy
-from laminar.node.host.settings import (
-    TOKENS,
-    Settings,
-    fault_of_open_http,
-    is_loopback,
-    shards_of_this_machine,
-)
+from laminar.node.host.settings import TOKENS, Settings
 from laminar.node.runtime.boot import (
     ANSWERS,
     CONTROLLER,
@@ -54,18 +47,15 @@ from laminar.node.runtime.boot import (
 from laminar.node.runtime.data_folder import (
     DataFolder,
     Identity,
-    IdentityError,
-    check_owner,
-    open_data_folder,
 )
 from laminar.node.runtime.environment import Environment
-from laminar.node.runtime.listeners import NodeSockets, open_kept_sockets, open_sockets, plan_ports
+from laminar.node.runtime.listeners import NodeSockets
 from laminar.node.runtime.steering import Steering
 from laminar.node.secret.keyring import Keyring
 
 log = logging.getLogger("laminar.supervisor")
 
-EXIT_DONE, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
+EXIT_DONE, EXIT_FAILED = 0, 1
 _GRACE_MS = 2_000
 """Children drain for `drain_ms` and then end; what has not ended this much later is killed."""
 PASSED_ON_SIGNALS = (signal.SIGHUP, signal.SIGUSR1)
@@ -98,101 +88,6 @@ class _Child:
     def has_died(self) -> bool:
         """Whether the child has ended at least once."""
         return self.restarts > 0 or self.state in (ChildState.DEAD, ChildState.GIVEN_UP)
-
-
-def serve(
-    settings: Settings, *, entry_points: EntryPoints | None = None, environment: Environment | None = None
-) -> int:
-    """Run a node until it is asked to stop; return the exit code. Call it in the process's only thread.
-
-    A node that cannot start logs the reason and returns 1; or 2 if Python runs with -O, or would import one
-    of our packages from another place.
-    """
-    set_up_logging(process=settings.node or "supervisor", level=settings.log_level, style=settings.log_format)
-    if not __debug__:
-        log.error("python -O removes the checks that keep data safe: start without -O and PYTHONOPTIMIZE")
-        return EXIT_USAGE
-    for line in machine.misplaced_packages():
-        log.error("%s: start from another folder, or with python -P", line)
-        return EXIT_USAGE
-    shards = settings.shards or shards_of_this_machine()
-    directory = os.path.abspath(settings.data)
-    environment = environment or Environment()
-    try:
-        certificates = open_certificates(settings)
-        check_owner(settings.data)
-        folder = open_data_folder(
-            environment.disk,
-            directory,
-            node=settings.node or (certificates.only_name if certificates is not None else ""),
-            joining=bool(settings.join),
-        )
-    except (CertificateError, IdentityError, StorageError) as error:
-        log.error("%s", error)
-        return EXIT_FAILED
-    identity = folder.identity
-    try:
-        settings = with_secret(settings, directory, joins=identity.has_peers or bool(settings.join))
-        secrets = keyring_of(settings, directory)
-    except SecretError as error:
-        log.error("%s", error)
-        folder.close()
-        return EXIT_FAILED
-    try:
-        if certificates is not None:
-            certificates.name(folder.identity.node)
-        sockets = open_sockets_of(settings, shards, folder)
-    except (CertificateError, OSError, StorageError) as error:
-        log.error("%s", error)
-        folder.close()
-        return EXIT_FAILED
-    try:
-        addresses = sockets.addresses(settings.public_host, gossip=settings.gossip_host)
-    except OSError as error:
-        log.error("%s", error)
-        sockets.close()
-        folder.close()
-        return EXIT_FAILED
-    set_up_logging(process=folder.identity.node, level=settings.log_level, style=settings.log_format)
-    supervisor = Supervisor(
-        settings,
-        shards,
-        folder,
-        sockets,
-        addresses,
-        entry_points or default_entry_points(settings, environment),
-        environment=environment,
-        certificates=certificates,
-        secrets=secrets,
-    )
-    return supervisor.run()
-
-
-def open_certificates(settings: Settings) -> Certificates | None:
-    """Return the certificates that the settings name; None without TLS.
-
-    Raises:
-        CertificateError: they cannot be used, or are not of the node that the settings name.
-    """
-    if not settings.tls:
-        return None
-    files = TlsFiles(settings.tls_certificate, settings.tls_key, settings.tls_ca)
-    return Certificates(files, node=settings.node or None)
-
-
-def open_sockets_of(settings: Settings, shards: int, folder: DataFolder) -> NodeSockets:
-    """Open a node's sockets by its settings; for port 0 on the ports of the last start, if they are free."""
-    # `load` has checked both; but `Settings` may have been made without it, and no listener may be open to
-    # other machines unless the settings allow it.
-    if not settings.secret and not is_loopback(settings.host):
-        raise PermissionError(f"host {settings.host} is not loopback, and no secret is set")
-    if fault_of_open_http(settings):
-        raise PermissionError(fault_of_open_http(settings))
-    if settings.port:
-        return open_sockets(settings.host, plan_ports(settings.port, shards, None))
-    sockets = open_kept_sockets(settings.host, shards, folder.read_ports())
-    folder.write_ports(sockets.ports)
-    return sockets
 
 
 class Supervisor:

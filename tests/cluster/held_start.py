@@ -13,7 +13,7 @@ from laminar.log.format.settings import StorageSettings
 from laminar.log.storage import Storage
 from laminar.node.__main__ import settings_of
 from laminar.node.runtime.environment import Environment
-from laminar.node.supervisor import serve
+from laminar.node.start import serve
 
 
 class HeldEnvironment(Environment):

@@ -22,7 +22,8 @@ import pytest
 
 from laminar.http.api.roles import PUBLIC
 from laminar.http.api.routes import ROUTES
-from laminar.node.host.settings import SETTINGS, Settings, load
+from laminar.node.host.settings import SETTINGS, Settings
+from laminar.node.host.settings_sources import load
 from laminar.node.runtime.listeners import plan_ports
 from laminar.testing.cluster import LocalCluster
 from tests.cluster.names import Names

@@ -16,7 +16,7 @@ import msgspec
 
 from laminar.node.__main__ import settings_of
 from laminar.node.runtime.environment import Environment
-from laminar.node.supervisor import serve
+from laminar.node.start import serve
 from laminar.testing.cluster import LocalCluster
 from tests.disks.fault_disk import FaultDisk
 from tests.disks.faults import Rule
@@ -51,7 +51,7 @@ class FaultCluster(LocalCluster):
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The exit code of `laminar.node.supervisor.serve`."""
+    """The exit code of `laminar.node.start.serve`."""
     settings = settings_of(arguments)
     data = os.path.abspath(settings.data)
     environment = Environment()

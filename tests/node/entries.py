@@ -10,12 +10,12 @@ import msgspec
 
 from laminar.batch import Kind, as_staged, build, build_part, stamp
 from laminar.batch.header import HEADER_SIZE, seal
-from laminar.node.partition.state.staged_batches import (
+from laminar.node.partition.state.staged_batches import StagedBatches
+from laminar.node.partition.state.staging_entries import (
     LargeRecord,
     PrepareOperation,
     PrepareRecord,
     PublishRecord,
-    StagedBatches,
 )
 
 T = TypeVar("T")

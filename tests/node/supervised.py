@@ -27,7 +27,7 @@ from laminar.node.host.fork import Unrecoverable, threads
 from laminar.node.host.settings import OPEN, Settings
 from laminar.node.runtime.boot import Boot, role_name
 from laminar.node.runtime.listeners import begin_to_listen
-from laminar.node.supervisor import serve
+from laminar.node.start import serve
 
 # How long those who ignore SIGTERM are waited for.
 DRAIN_MS = {"deaf": 200, "stubborn": 600_000}

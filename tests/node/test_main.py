@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from laminar.node.__main__ import main, settings_of
-from laminar.node.supervisor import EXIT_USAGE
+from laminar.node.start import EXIT_USAGE
 
 
 def test_flags_win_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,27 +14,24 @@ from dataclasses import dataclass, field
 from laminar.batch import Batch, Buffer, Header, Kind, as_due
 from laminar.node.channels.scanner import key_hash
 from laminar.node.consensus.log_start import LogStartRecord, log_start_record
-from laminar.node.partition.state.channels import (
-    NO_KEY,
+from laminar.node.partition.state.channel_changes import (
     TIME_OUT,
     Acknowledged,
-    Aside,
     Change,
     Closed,
     Copied,
-    Copy,
     Deleted,
     Failed,
     GivenOut,
     Opened,
-    Out,
     Retried,
     Sought,
-    Why,
     channel_changes,
 )
+from laminar.node.partition.state.channels import NO_KEY, Aside, Copy, Out, Why
 from laminar.node.partition.state.pins import Pinned, PinsEnded
-from laminar.node.partition.state.staged_batches import BatchKey, publish_record
+from laminar.node.partition.state.staged_batches import BatchKey
+from laminar.node.partition.state.staging_entries import publish_record
 from laminar.wire.channels import ChannelSettings
 from tests.sim.pin_rules import PinnedHere, PinRules
 from tests.sim.watch import Group, Watch

@@ -22,7 +22,7 @@ from laminar.node.partition.state.delayed_records import (
     Sent,
     delayed_change,
 )
-from laminar.node.partition.state.staged_batches import publish_record
+from laminar.node.partition.state.staging_entries import publish_record
 from laminar.wire.delayed import parse_id
 from tests.sim.clients import Client
 from tests.sim.watch import Group, Watch

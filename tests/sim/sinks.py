@@ -16,7 +16,7 @@ import msgspec
 
 from laminar.batch import HEADER_SIZE, Batch, Buffer, Header, as_published
 from laminar.node.partition.state.sinks import Decision, Sink, SinkChange
-from laminar.node.partition.state.staged_batches import publish_record
+from laminar.node.partition.state.staging_entries import publish_record
 from laminar.node.transactions.coordinator import id_of
 
 # By partition, the numbers of the stages that a commit names.

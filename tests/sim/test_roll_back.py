@@ -8,7 +8,7 @@ import pytest
 
 from laminar.node.catalog import rollback_guard as module
 from laminar.node.catalog.service import TopicRequest
-from laminar.node.consensus.driver import TERMS_FORGOTTEN
+from laminar.node.consensus.replica import TERMS_FORGOTTEN
 from laminar.node.host.failed_logs import RestartToRecover
 from laminar.node.runtime.process import Process
 from laminar.node.shard.shard import Shard

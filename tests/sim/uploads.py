@@ -11,7 +11,7 @@ from collections import Counter
 from crc32c import crc32c
 
 from laminar.batch import HEADER_SIZE, Buffer, Header
-from laminar.node.partition.state.staged_batches import LargeRecord, PublishRecord
+from laminar.node.partition.state.staging_entries import LargeRecord, PublishRecord
 
 
 class UploadLedger:

@@ -20,7 +20,7 @@ from laminar.node.consensus.raft_wire import ConfigurationRecord, configuration_
 from laminar.node.consensus.replica import Replica
 from laminar.node.consensus.replica import StateMachine as Follower
 from laminar.node.partition.partition import Partition
-from laminar.node.partition.state.staged_batches import publish_record
+from laminar.node.partition.state.staging_entries import publish_record
 from laminar.node.placement.wanted import wanted_number
 from laminar.node.runtime.process import Process
 from laminar.node.shard.shard import Shard

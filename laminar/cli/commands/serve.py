@@ -15,7 +15,8 @@ from cyclopts import Group, Parameter
 
 from laminar.cli.errors import UsageError
 from laminar.cli.options import AS_TABLE, Listing
-from laminar.node.host.settings import SETTINGS, Loaded, Setting, SettingsError, as_written, load
+from laminar.node.host.settings import SETTINGS, Setting, SettingsError, as_written
+from laminar.node.host.settings_sources import Loaded, load
 
 GROUP = Group("Settings", sort_key=2)
 
@@ -61,7 +62,7 @@ def loaded(flags: Flags, config: Path | None) -> Loaded:
 def serve(*, config: Config = None, flags: Flags = _NONE_GIVEN) -> int:
     """Run a node until SIGTERM or Ctrl-C; a second one ends it at once."""
     settings = loaded(flags, config).settings
-    from laminar.node.supervisor import serve as run_node
+    from laminar.node.start import serve as run_node
 
     return run_node(settings)
 

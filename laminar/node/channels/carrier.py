@@ -31,7 +31,7 @@ from laminar.log.disk.errors import DamagedRange, StorageError
 from laminar.node.channels.jobs import Source, Stretch
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.retention import STEP_BYTES
-from laminar.node.partition.state.channels import Copied, channel_entry, spaced
+from laminar.node.partition.state.channel_changes import Copied, channel_entry, spaced
 
 _log = logging.getLogger("laminar.channels")
 _T = TypeVar("_T")

@@ -38,19 +38,17 @@ from laminar.node.channels.watchers import Watchers
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.problems import not_leader
 from laminar.node.partition.receipts import Receipt
-from laminar.node.partition.state.channels import (
+from laminar.node.partition.state.channel_changes import (
     Acknowledged,
-    Channel,
     Closed,
     Opened,
-    Out,
     Retried,
     Sought,
-    Why,
     runs_of,
     spaced,
     spaced_runs,
 )
+from laminar.node.partition.state.channels import Channel, Out, Why
 from laminar.node.partition.state.pins import PINS_SINCE, PartAcks, PinsEnded
 from laminar.node.partition.state.staged_batches import BatchKey
 from laminar.node.trace.ring import Who

@@ -11,17 +11,16 @@ from collections.abc import Sequence
 from typing import Final
 
 from laminar.node.channels.requests import Settled, Step, Verb
-from laminar.node.partition.state.channels import (
+from laminar.node.partition.state.channel_changes import (
     TIME_OUT,
     Acknowledged,
     Change,
-    Channel,
     Failed,
-    Out,
     runs_of,
     spaced,
     spaced_runs,
 )
+from laminar.node.partition.state.channels import Channel, Out
 from laminar.wire.channels import Named
 
 REASON_BYTES: Final = 200

@@ -22,16 +22,15 @@ from laminar.node.channels.proposing import fail, propose
 from laminar.node.channels.queue import Chosen
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.receipts import Receipt
-from laminar.node.partition.state.channels import (
+from laminar.node.partition.state.channel_changes import (
     TIME_OUT,
     Change,
-    Channel,
     GivenOut,
-    Why,
     runs_of,
     spaced,
     spaced_runs,
 )
+from laminar.node.partition.state.channels import Channel, Why
 from laminar.node.trace.ring import Who
 
 MAX_JOBS: Final = 10_000

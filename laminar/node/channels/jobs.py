@@ -14,7 +14,7 @@ from laminar.http.api.problems import Problem
 from laminar.log.disk.errors import DamagedRange, EntriesTrimmed
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.reads import expired
-from laminar.node.partition.state.channels import Copied, channel_changes, copied_offsets
+from laminar.node.partition.state.channel_changes import Copied, channel_changes, copied_offsets
 
 MAX_BYTES: Final = 16 * 1024 * 1024
 """The approximate limit of bytes of batches for one request; it gets at least one batch."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from laminar.http.api.problems import Problem
-from laminar.node.partition.state.channels import Channels, runs_of, spaced_runs
+from laminar.node.partition.state.channel_changes import runs_of, spaced_runs
+from laminar.node.partition.state.channels import Channels
 from laminar.node.partition.state.pins import PartAcks, Pinned
 from laminar.node.partition.state.staged_batches import BatchKey
 from laminar.wire.channels import Named, token

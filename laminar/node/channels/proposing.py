@@ -8,7 +8,7 @@ from typing import Any
 
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.receipts import Receipt
-from laminar.node.partition.state.channels import Change, channel_entry
+from laminar.node.partition.state.channel_changes import Change, channel_entry
 from laminar.node.trace.ring import Who
 
 Requesters = Mapping[tuple[int, int], Who]

@@ -19,15 +19,7 @@ from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import Final, NamedTuple
 
-from laminar.node.partition.state.channels import (
-    MAX_OPEN,
-    MAX_OPEN_HERE,
-    NO_KEY,
-    Aside,
-    Channel,
-    Out,
-    Why,
-)
+from laminar.node.partition.state.channels import MAX_OPEN, MAX_OPEN_HERE, NO_KEY, Aside, Channel, Out, Why
 
 MAX_PASSED: Final = 16_384
 """The most records that are examined in one turn."""

@@ -6,9 +6,10 @@ are collected during a loop turn. At its end the messages that need no sync are 
 channel, and one sync of the shard's journal is requested. When that sync returns, the messages that waited
 for it are sent. So a loop turn costs one write per peer and one `fdatasync`, however many groups took part.
 
-The driver plans nothing itself. It asks `timers` which deadlines have come, `election_throttle` which replica
-may campaign, and `quiescence` which keepalives and notices are due, and performs these. Outgoing messages are
-gathered in `outbox`. The driver knows groups, logs and addresses, but neither topics nor HTTP.
+Messages from peers and calls of this process come here. The cores' other inputs come from two modules that
+call `step`: deadlines and elections from `timekeeper`, news of peers that are gone or back from `keepalives`.
+Outgoing messages are gathered in `outbox`. The driver knows groups, logs and addresses, but no topic and no
+HTTP.
 
 Invariants: a message that promises something about this disk is sent only after the sync that covers it
 (`_synced`); the hard state is recorded before the entries of its term; after a replica has failed no message
@@ -26,12 +27,13 @@ from laminar.histogram import Histogram
 from laminar.log.disk.errors import BrokenChain, ReplicaStopped, StorageClosed, StorageError
 from laminar.log.partition_log.log import Log
 from laminar.log.storage import Storage
-from laminar.node.consensus.election_throttle import MOST_AT_ONCE, ElectionThrottle
+from laminar.node.consensus.election_throttle import MOST_AT_ONCE
+from laminar.node.consensus.keepalives import Keepalives
 from laminar.node.consensus.outbox import Outbox
-from laminar.node.consensus.quiescence import Notice, Quiescence
+from laminar.node.consensus.quiescence import Quiescence
 from laminar.node.consensus.raft_wire import PLAIN_KEEPALIVE, ConfigurationRecord, read_frame, read_keepalive
 from laminar.node.consensus.replica import Replica, entry_of
-from laminar.node.consensus.timers import Alarm, Deadlines
+from laminar.node.consensus.timekeeper import Timekeeper
 from laminar.node.host.clock import Clock
 from laminar.node.host.failed_logs import RestartToRecover
 from laminar.node.host.log_rate_limit import LimitedLog
@@ -50,13 +52,6 @@ REFUSALS = (NotLeader, EntryTooLarge, TooMuchUncommitted, ConfigurationRefused)
 # Most replicas of one group that this process remembers: members, former members, and unknown senders that a
 # replica without entries answers.
 MOST_SENDERS = 1000
-# How many deadlines are handled, and how many groups are notified, in one turn of the loop, so that sockets
-# are read in between. After a process is killed thousands may be due at once.
-MOST_DUE = 64
-MOST_NOTICES = 64
-# By how much the term of a replica is raised whose log is an older copy: above all terms in which it may have
-# voted (each term takes an election, and a copy that only leaders recognise is minutes old).
-TERMS_FORGOTTEN = 1 << 14
 # By replica that waits for a sync: the messages that leave then, and up to where its log is durable then.
 _Waiting = dict[Replica, tuple[list[AnyMessage], Written]]
 
@@ -97,9 +92,6 @@ class Driver:
         self._on_fatal = on_fatal
         self._on_stopped = on_stopped
         self._admits = admits
-        self._heartbeat_ms = heartbeat_ms
-        self._election_timeout_ms = election_timeout_ms
-        self._next_grace_ms = 0
         self._loop = asyncio.get_running_loop()
         self._bad = LimitedLog(_log, now_s=self._loop.time)
         self.replicas: dict[bytes, Replica] = {}
@@ -112,10 +104,6 @@ class Driver:
             turn=storage.schedule_turn_end,
             on_unsendable=self._unsendable,
         )
-        self._deadlines = Deadlines()
-        self._deadline_alarm = Alarm(clock, self._on_deadline)
-        self._throttle = ElectionThrottle(hold_ms=heartbeat_ms, most_at_once=elections_at_once)
-        self._election_alarm = Alarm(clock, self._on_election)
         self._quiescence = Quiescence(
             replicas=self.replicas,
             election_timeout_ms=election_timeout_ms,
@@ -125,9 +113,18 @@ class Driver:
         )
         self.awake = self._quiescence.awake
         """The lists of periodic checks, which look at no group that stays quiesced."""
-        self._keepalive_alarm = Alarm(clock, self._on_keepalive)
-        # Whether a later turn delivers the rest of the notices.
-        self._delivering = False
+        self._keepalives = Keepalives(
+            clock=clock, stepper=self, quiescence=self._quiescence, outbox=self._outbox
+        )
+        self._timekeeper = Timekeeper(
+            clock=clock,
+            stepper=self,
+            replicas=self.replicas,
+            quiescence=self._quiescence,
+            election_timeout_ms=election_timeout_ms,
+            heartbeat_ms=heartbeat_ms,
+            elections_at_once=elections_at_once,
+        )
         self.receive_budget = ReceiveBudget(
             receive_budget_bytes, pause=transport.pause_bulk, resume=transport.resume_bulk
         )
@@ -144,7 +141,6 @@ class Driver:
         self.elections = 0
         self.leaderships_lost = 0
         self.commit_times = Histogram()
-        self.stalls = 0
         self.stopped_replicas = 0
         # Hooks for observers such as the simulator: called with each replica before it is driven, and with
         # each control message before it is sent. Methods of a compiled class cannot be replaced.
@@ -177,8 +173,7 @@ class Driver:
             return
         for address, farewell in self._quiescence.removed(replica):
             self._outbox.keepalive(address, farewell)
-        self._throttle.removed(replica)
-        self._deadlines.remove(replica)
+        self._timekeeper.removed(replica)
         replica.failure = error
         for key in [key for key in self._confirmations if key[0] == group]:
             self._answer(self._confirmations.pop(key), None)
@@ -217,7 +212,7 @@ class Driver:
         if replica is not None:
             self.stop_replica(replica, error)
 
-    def _step(self, replica: Replica, step: Callable[[Core], object]) -> None:
+    def step(self, replica: Replica, step: Callable[[Core], object]) -> None:
         """Give a core an input, and perform the actions that it decides.
 
         Raises:
@@ -277,7 +272,7 @@ class Driver:
         if not self.is_current(replica):
             raise NotLeader(0)
         now_ms = self._clock.monotonic_ms()
-        self._step(replica, lambda core: replica.propose_configuration(record, now_ms=now_ms))
+        self.step(replica, lambda core: replica.propose_configuration(record, now_ms=now_ms))
 
     def transfer(self, replica: Replica, member: int) -> None:
         """Hand the leadership over to the voter `member`.
@@ -286,7 +281,7 @@ class Driver:
             NotLeader: if this replica does not lead, or is handing leadership over already.
         """
         now_ms = self._clock.monotonic_ms()
-        self._step(replica, lambda core: core.transfer_leadership(member, now_ms=now_ms))
+        self.step(replica, lambda core: core.transfer_leadership(member, now_ms=now_ms))
 
     def release(self, replica: Replica, *, incarnation: int, last_term: int, last_index: int) -> bool:
         """Release a recovering replica, so that its votes count again for candidates with a long enough log.
@@ -298,7 +293,7 @@ class Driver:
         if not self.is_current(replica) or replica.core.incarnation != incarnation or replica.leading:
             return False
         now_ms = self._clock.monotonic_ms()
-        self._step(
+        self.step(
             replica,
             lambda core: core.release(
                 incarnation=incarnation, last_term=last_term, last_index=last_index, now_ms=now_ms
@@ -356,12 +351,12 @@ class Driver:
             *(replica.name, replica.log.next_offset, sorted(abandoned)),
         )
         now_ms = self._clock.monotonic_ms()
-        self._step(replica, lambda core: replica.go_on_alone(abandoned, node=node, now_ms=now_ms))
+        self.step(replica, lambda core: replica.go_on_alone(abandoned, node=node, now_ms=now_ms))
 
     def campaign(self, replica: Replica) -> None:
         """Start an election now, if this replica may; used to elect the first leader of a new group."""
         now_ms = self._clock.monotonic_ms()
-        self._step(replica, lambda core: core.campaign(now_ms=now_ms))
+        self.step(replica, lambda core: core.campaign(now_ms=now_ms))
 
     def confirm(self, replica: Replica) -> asyncio.Future[int]:
         """Return a future of the group's commit index at some time after this call (ReadIndex).
@@ -376,13 +371,13 @@ class Driver:
         self._context += 1
         self._confirmations[(replica.group, self._context)] = future
         now_ms = self._clock.monotonic_ms()
-        self._step(replica, lambda core: core.read_index(self._context, now_ms=now_ms))
+        self.step(replica, lambda core: core.read_index(self._context, now_ms=now_ms))
         return future
 
     def suspect_leader(self, replica: Replica) -> None:
         """Note that the group's leader may be gone, so that this replica may campaign soon."""
         now_ms = self._clock.monotonic_ms()
-        self._step(replica, lambda core: core.suspect_leader(now_ms=now_ms))
+        self.step(replica, lambda core: core.suspect_leader(now_ms=now_ms))
 
     def unreachable(self, replica: Replica, member: int) -> None:
         """Note that messages to a follower may have been lost, and wake the group. Leader only.
@@ -395,30 +390,37 @@ class Driver:
             core.unquiesce(now_ms=now_ms)
             core.unreachable(member)
 
-        self._step(replica, step)
+        self.step(replica, step)
 
     def addresses_changed(self) -> None:
         """Note that `address_of` may return other addresses than before, and use these from now on."""
         if not self._stopped:
             self._quiescence.addresses_changed()
-            self._set_keepalive_alarm()
+            self._keepalives.set_alarm()
 
     def lost(self, lost: Peer | Address) -> None:
         """Notify groups that a process (in this incarnation) has ended, or that an address is unreachable."""
         if not self._stopped:
             self._quiescence.lost(lost)
-            self._set_keepalive_alarm()
-            self._deliver_notices()
+            self._keepalives.set_alarm()
+            self._keepalives.deliver()
 
     def leader_requested(self, replica: Replica) -> None:
         """Speed up an election in this group, because a request waits for its leader."""
         if not self._stopped and self.is_current(replica):
-            self._deliver_notice_now(replica)
+            self._keepalives.deliver_now(replica)
             now_ms = self._clock.monotonic_ms()
-            self._step(replica, lambda core: core.expedite_election(now_ms=now_ms))
-            self._throttle.expedite(replica)
+            self.step(replica, lambda core: core.expedite_election(now_ms=now_ms))
+            self._timekeeper.expedite(replica)
 
     # -- inputs ------------------------------------------------------------------------
+
+    def _on_up(self, peer: Peer) -> None:
+        """Note that a connection with this process has come up."""
+        if not self._stopped:
+            self._quiescence.contact(peer, now_ms=self._clock.monotonic_ms())
+            if self._quiescence.notices:
+                self._keepalives.deliver()
 
     def on_frame(self, peer: Peer, channel: Channel, frame: memoryview) -> None:
         """Process a frame of Raft messages from a peer.
@@ -438,7 +440,7 @@ class Driver:
         except ProtocolError:
             raise
         except Exception as error:  # noqa: BLE001  # ends the process
-            self._fail_process(error)
+            self.fail_process(error)
 
     def _take_frame(self, peer: Peer, frame: memoryview) -> None:
         now_ms = self._clock.monotonic_ms()
@@ -449,12 +451,13 @@ class Driver:
             self.bad_frames += 1
             raise ProtocolError(f"malformed frame of Raft messages: {error!r}") from error
         liveness = self._quiescence.contact(peer, now_ms=now_ms)
-        self._deliver_notices()
+        if self._quiescence.notices:
+            self._keepalives.deliver()
         if keepalive is not None:
             if keepalive is not PLAIN_KEEPALIVE:
                 for address, answer in self._quiescence.answer(peer, keepalive):
                     self._outbox.keepalive(address, answer)
-                self._deliver_notices()
+                self._keepalives.deliver()
             return
         replicas = self.replicas
         for message, frames in messages:
@@ -467,7 +470,7 @@ class Driver:
                 continue
             self._quiescence.member_seen(replica, message.sender, liveness)
             if self._quiescence.notices:
-                self._deliver_notice_now(replica)
+                self._keepalives.deliver_now(replica)
             try:
                 entries = [entry_of(data, verify(data)) for data in frames]
             except Exception as error:  # noqa: BLE001  # only this message is dropped
@@ -491,15 +494,17 @@ class Driver:
         try:
             self._process_ready(replica)
         except StorageClosed as error:
-            self._fail_process(error)
+            self.fail_process(error)
         except Exception as error:  # noqa: BLE001  # stops this replica
             self.stop_replica(replica, error)
 
-    def _fail_process(self, error: BaseException) -> None:
+    def fail_process(self, error: BaseException) -> None:
         """Stop all replicas and call `on_fatal`: the journal or code that all groups share failed."""
         if self._stopped:
             return
         self._stopped = True
+        self._timekeeper.close()
+        self._keepalives.close()
         for group in list(self.replicas):
             self.remove(group, StorageClosed(f"this process ends: {error!r}"))
         self._on_fatal(error)
@@ -560,15 +565,17 @@ class Driver:
             self._confirmed(replica, context, index)
         for context in ready.reads_failed:
             self._confirmed(replica, context, None)
-        if self._throttle.under_way and self._throttle.processed(replica):
-            self._election_alarm.set(self._clock.monotonic_ms())
+        if self._timekeeper.under_way:
+            self._timekeeper.processed(replica)
         if ready.quiesced is not replica.quiesced:
             replica.quiesced = ready.quiesced
             if self._quiescence.processed(replica):
-                self._set_keepalive_alarm()
-            self._schedule(replica)
-        elif ready.became is not None or not replica.leading:
-            self._schedule(replica)  # The deadline of a replica that still leads only moves later.
+                self._keepalives.set_alarm()
+        elif ready.became is None and replica.leading:
+            return  # The deadline of a replica that still leads only moves later.
+        deadline_ms = replica.core.deadline_ms()
+        if deadline_ms is not None:
+            self._timekeeper.schedule(replica, deadline_ms)
 
     def _note_role(self, replica: Replica, *, leading: bool) -> None:
         if leading == replica.leading:
@@ -604,19 +611,11 @@ class Driver:
     def _restart_recovering(self, replica: Replica) -> None:
         """Mark a replica as recovering and restart the process, because its log is an older copy of itself.
 
-        After the restart the replica is a new incarnation, whose vote does not count until a leader has sent
-        it all entries again (docs/consensus.md#recovering). Until the restart it sends nothing. Its term and
-        vote may be outdated like the copy, so it starts in a higher term, in which it has promised nothing.
-        The term is in the same journal record as the recovering flag, so that both become durable together.
+        Until the restart it sends nothing.
         """
-        log, core = replica.log, replica.core
-        log.set_recovering(
-            recovering=True,
-            incarnation=log.incarnation + core.last_incarnation - core.incarnation + 1,
-            least_term=core.term + TERMS_FORGOTTEN,
-        )
+        replica.begin_recovery()
         text = f"{replica.name} has forgotten acknowledged entries: an older copy of its log was put back"
-        _log.critical("%s; it ends at offset %d", text, log.next_offset)
+        _log.critical("%s; it ends at offset %d", text, replica.log.next_offset)
         self.remove(replica.group, StorageClosed(text))
 
         def come_back(marked: asyncio.Future[None]) -> None:
@@ -624,7 +623,7 @@ class Driver:
                 return
             failure = marked.exception()
             if failure is not None:
-                self._fail_process(failure)
+                self.fail_process(failure)
                 return
             self._on_fatal(RestartToRecover(text))
 
@@ -674,7 +673,7 @@ class Driver:
             try:
                 self._outbox.flush()
             except Exception as error:  # noqa: BLE001  # ends the process
-                self._fail_process(error)
+                self.fail_process(error)
                 return
         if self._waiting:
             self._wait()
@@ -702,7 +701,7 @@ class Driver:
             return
         if failure is not None:
             # The journal failed. A failure of one log does not come here, as the journal has its entries.
-            self._fail_process(failure)
+            self.fail_process(failure)
             return
         try:
             for replica, (messages, written) in waiting.items():
@@ -720,161 +719,7 @@ class Driver:
             if self._outbox.is_due:
                 self._outbox.flush()
         except Exception as error:  # noqa: BLE001  # ends the process
-            self._fail_process(error)
-
-    # -- time --------------------------------------------------------------------------
-
-    def _schedule(self, replica: Replica) -> None:
-        deadline_ms = replica.core.deadline_ms()
-        if deadline_ms is not None and self._deadlines.schedule(replica, deadline_ms):
-            self._deadline_alarm.set(deadline_ms)
-
-    def _on_deadline(self, at_ms: int | None) -> None:
-        if self._stopped:
-            return
-        try:
-            now_ms = self._clock.monotonic_ms()
-            if at_ms is not None and now_ms - at_ms > self._heartbeat_ms // 2:
-                self._stalled(now_ms - at_ms)
-            self._expire_due(now_ms)
-        except Exception as error:  # noqa: BLE001  # ends the process
-            self._fail_process(error)
-
-    def _expire_due(self, now_ms: int) -> None:
-        """Handle the deadlines that have come: `MOST_DUE` of them now, the rest in later turns."""
-        dealt_with = 0
-        while (at_ms := self._deadlines.next_ms()) is not None and at_ms <= now_ms:
-            if dealt_with == MOST_DUE:
-                self._deadline_alarm.set_next_turn()
-                return
-            replica = self._deadlines.pop(now_ms)
-            if replica is None:
-                continue  # nothing but entries out of date, which are gone now
-            try:
-                deadline_ms = replica.core.deadline_ms()
-                if deadline_ms is None:
-                    continue
-                if deadline_ms <= now_ms:
-                    dealt_with += 1
-                    self._due(replica, now_ms)
-                else:
-                    self._deadlines.schedule(replica, deadline_ms)  # it has moved since it was scheduled
-            except Exception as error:  # noqa: BLE001  # stops this replica
-                self.stop_replica(replica, error)
-            if self._stopped:
-                return
-        if at_ms is not None:
-            self._deadline_alarm.set(at_ms)
-
-    def _due(self, replica: Replica, now_ms: int) -> None:
-        core = replica.core
-        if not replica.leading:
-            self._throttle.add(replica)
-            self._begin_elections(now_ms)
-            return
-        if core.is_idle:
-            core.offer_quiesce(absent=self._quiescence.absent(replica))
-        self._step(replica, lambda core: core.expire(now_ms=now_ms))
-        if self.is_current(replica) and replica.leading:
-            self._schedule(replica)
-
-    def _begin_elections(self, now_ms: int) -> None:
-        """Start the elections that the throttle allows now, and set the alarm for the next one."""
-        while (replica := self._throttle.next(now_ms)) is not None:
-            if not replica.leading:
-                # If the leader was heard from meanwhile, the deadline has moved and the core does nothing.
-                self._step(replica, lambda core: core.expire(now_ms=now_ms))
-            else:
-                self.process_ready(replica)
-        at_ms = self._throttle.next_ms()
-        if at_ms is not None:
-            self._election_alarm.set(at_ms)
-
-    def _on_election(self, at_ms: int | None) -> None:
-        if self._stopped:
-            return
-        try:
-            self._begin_elections(self._clock.monotonic_ms())
-        except Exception as error:  # noqa: BLE001  # ends the process
-            self._fail_process(error)
-
-    # -- quiescence --------------------------------------------------------------------
-
-    def _set_keepalive_alarm(self) -> None:
-        at_ms = self._quiescence.next_keepalive_ms(self._clock.monotonic_ms())
-        if at_ms is not None:
-            self._keepalive_alarm.set(at_ms)
-
-    def _on_keepalive(self, at_ms: int | None) -> None:
-        if self._stopped:
-            return
-        try:
-            now_ms = self._clock.monotonic_ms()
-            due_ms = now_ms if at_ms is None else at_ms
-            for address, keepalive in self._quiescence.keepalives(now_ms=now_ms, due_ms=due_ms):
-                self._outbox.keepalive(address, keepalive)
-            self._deliver_notices()
-            self._set_keepalive_alarm()
-        except Exception as error:  # noqa: BLE001  # ends the process
-            self._fail_process(error)
-
-    def _on_up(self, peer: Peer) -> None:
-        """Note that a connection with this process has come up."""
-        if not self._stopped:
-            self._quiescence.contact(peer, now_ms=self._clock.monotonic_ms())
-            self._deliver_notices()
-
-    def _deliver_notices(self) -> None:
-        """Notify groups of members that are gone or back: some groups now, the rest in later turns."""
-        if self._quiescence.notices and not self._delivering:
-            self._deliver_portion()
-
-    def _deliver_portion(self) -> None:
-        self._delivering = False
-        if self._stopped:
-            return
-        try:
-            for notice in self._quiescence.take_notices(MOST_NOTICES):
-                self._deliver(notice)
-        except Exception as error:  # noqa: BLE001  # ends the process
-            self._fail_process(error)
-        if self._quiescence.notices and not self._stopped:
-            self._delivering = True
-            self._loop.call_soon(self._deliver_portion)
-
-    def _deliver_notice_now(self, replica: Replica) -> None:
-        """Deliver the pending notice of this group at once, because a message or a request waits for it."""
-        notice = self._quiescence.take_notice_of(replica)
-        if notice is not None:
-            self._deliver(notice)
-
-    def _deliver(self, notice: Notice) -> None:
-        if not self.is_current(notice.replica):
-            return
-        now_ms = self._clock.monotonic_ms()
-
-        def step(core: Core) -> None:
-            if core.role is Role.LEADER:
-                core.unquiesce(now_ms=now_ms)
-                for member in notice.members:
-                    core.unreachable(member)
-            elif core.leader_id in notice.members:
-                core.suspect_leader(now_ms=now_ms, spread_ms=notice.spread_ms)
-
-        self._step(notice.replica, step)
-
-    def _stalled(self, late_ms: int) -> None:
-        """Excuse the silence of peers while this loop stood still: their messages may be in the sockets."""
-        self.stalls += 1
-        now_ms = self._clock.monotonic_ms()
-        if now_ms < self._next_grace_ms:
-            # A loop that is always late is not stalled but busy: it must not postpone elections for ever.
-            return
-        self._next_grace_ms = now_ms + self._election_timeout_ms
-        for replica in self.replicas.values():
-            if not self._quiescence.is_quiesced(replica):
-                replica.core.postpone(by_ms=late_ms + self._heartbeat_ms)
-        self._quiescence.postpone(by_ms=late_ms + self._heartbeat_ms, now_ms=now_ms)
+            self.fail_process(error)
 
     def statistics(self) -> dict[str, int]:
         """Return counters since the start, and how many groups are run, led and quiesced now."""
@@ -891,9 +736,9 @@ class Driver:
             "bad_frames": self.bad_frames,
             "refused_frames": self.refused_frames,
             "second_leaders": self.second_leaders,
-            "stalls": self.stalls,
+            "stalls": self._timekeeper.stalls,
             "receive_pauses": self.receive_budget.pauses,
-            "elections_waiting": len(self._throttle),
+            "elections_waiting": self._timekeeper.elections_waiting,
             "elections": self.elections,
             "leaderships_lost": self.leaderships_lost,
         }
@@ -903,10 +748,8 @@ class Driver:
     def stop(self) -> None:
         """Stop at once: from now on the driver ignores inputs and sends no messages."""
         self._stopped = True
-        self._deadline_alarm.close()
-        self._election_alarm.close()
-        self._throttle.close()
-        self._keepalive_alarm.close()
+        self._timekeeper.close()
+        self._keepalives.close()
         self._outbox.close()
 
     async def close(self) -> None:

@@ -17,7 +17,7 @@ campaigns are spread over a time that grows with their number. In this way many 
 sync, and few campaigns collide.
 
 This module plans, and performs nothing: it has no timer, sends no message, and gives a core no input but
-`quiesce_without`. The driver asks it which actions are due, and performs them.
+`quiesce_without`. The driver and `keepalives` ask it which actions are due, and perform them.
 """
 
 from __future__ import annotations

@@ -28,6 +28,9 @@ from raft.values import Entry, HardState, Place, Settings, Trace
 # A group that continues without its majority adds this number to its term, so that the abandoned replicas
 # can't have reached the new term: each term takes them an election.
 TERMS_PASSED = 1 << 16
+# By how much the term of a replica is raised whose log is an older copy: above all terms in which it may have
+# voted (each term takes an election, and a copy that only leaders recognise is minutes old).
+TERMS_FORGOTTEN = 1 << 14
 
 
 class EntryObserver(Protocol):
@@ -213,6 +216,20 @@ class Replica:
                 self.nodes.update(configuration_record(body_of(frame)).nodes())
             self.machine.appended(header, frame)
 
+    def begin_recovery(self) -> None:
+        """Record that this replica is recovering, because its log is an older copy of itself.
+
+        After a restart it is a new incarnation, whose vote does not count until a leader has sent it all
+        entries again (docs/consensus.md#recovering). Its term and vote may be outdated like the copy, so it
+        starts in a higher term, in which it has promised nothing. The term is in the same journal record as
+        the recovering flag, so that both become durable together.
+        """
+        self.log.set_recovering(
+            recovering=True,
+            incarnation=self.log.incarnation + self.core.last_incarnation - self.core.incarnation + 1,
+            least_term=self.core.term + TERMS_FORGOTTEN,
+        )
+
     def finish_recovery(self) -> None:
         """Record that this replica is not recovering any more (docs/consensus.md#recovering)."""
         self.log.set_recovering(recovering=False, incarnation=self.log.incarnation)
@@ -256,6 +273,25 @@ class Replica:
         return sorted(self.nodes[member] for member in others if self.match_index(member) < index)
 
 
+class Stepper(Protocol):
+    """What runs the replicas of a process: it gives their cores inputs, and performs what they decide."""
+
+    def is_current(self, replica: Replica) -> bool:
+        """Return whether this replica is run here now."""
+
+    def step(self, replica: Replica, step: Callable[[Core], object]) -> None:
+        """Give a core an input, and perform the actions that it decides; an error stops the replica."""
+
+    def process_ready(self, replica: Replica) -> None:
+        """Perform what a core has decided already."""
+
+    def stop_replica(self, replica: Replica, error: Exception) -> None:
+        """Stop one replica, because its state is wrong or its code failed."""
+
+    def fail_process(self, error: BaseException) -> None:
+        """End the process, because code that all groups share failed."""
+
+
 def initial_frame(record: ConfigurationRecord, *, created_ms: int) -> bytearray:
     """Return the frame of entry 1 of a new group, which has the same bytes on every replica."""
     frame = build_control(Kind.CONFIGURATION, record.encoded())
@@ -292,6 +328,7 @@ def replay(frames: Sequence[Buffer], observer: EntryObserver) -> list[tuple[int,
 __all__ = [
     "Replica",
     "StateMachine",
+    "Stepper",
     "entry_of",
     "initial_frame",
     "replay",

@@ -1,8 +1,8 @@
 """The deadlines of all groups of a process: one heap, and one timer of the loop.
 
-`Deadlines` returns the replicas whose deadline has come; `Alarm` is the timer that calls the driver then. A
+`Deadlines` returns the replicas whose deadline has come; `Alarm` is the timer that calls `timekeeper` then. A
 group without a deadline takes no time. Usually a deadline moves later, and then the heap is not changed: when
-the replica's old entry comes up, the driver schedules it again with its new deadline. Neither class knows
+the replica's old entry comes up, `timekeeper` schedules it again with its new deadline. Neither class knows
 what is done at a deadline.
 """
 

@@ -40,7 +40,7 @@ from laminar.node.partition.state.delayed_records import (
     DelayedRecords,
     delayed_entry,
 )
-from laminar.node.partition.state.staged_batches import DueRecords, PublishRecord
+from laminar.node.partition.state.staging_entries import DueRecords, PublishRecord
 from laminar.node.trace.partition_trace import asked_by
 from laminar.node.trace.ring import Who
 from laminar.wire.delayed import NUMBERS

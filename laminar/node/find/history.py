@@ -15,24 +15,18 @@ import msgspec
 
 from laminar.batch import Buffer, Header, Kind, body_of
 from laminar.node.consensus.log_start import log_start_record
-from laminar.node.partition.state.channels import (
+from laminar.node.partition.state.channel_changes import (
     TIME_OUT,
     Acknowledged,
-    Aside,
     Change,
-    Channel,
-    Channels,
     Failed,
     Opened,
-    Out,
     Retried,
     Sought,
-    Started,
-    StoredChannel,
-    Why,
     channel_changes,
     channel_entry,
 )
+from laminar.node.partition.state.channels import Aside, Channel, Channels, Out, Started, StoredChannel, Why
 from laminar.node.partition.state.cursors import CursorChange
 from laminar.node.partition.state.derived_state import decode_state
 from laminar.node.partition.state.pins import PinsEnded, StoredPins

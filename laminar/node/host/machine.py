@@ -1,4 +1,4 @@
-"""What the supervisor asks of the machine at a start: service manager, misplaced packages, free CPUs.
+"""What a start asks of the machine: service manager, misplaced packages, how many CPUs, and which are free.
 
 Nothing here is needed on the data path.
 """
@@ -89,3 +89,41 @@ def plan_pinning(pin: str, shards: int, claims: CpuClaims) -> list[int] | None:
     if shards > len(cpus) or not claims.claim(cpus[:shards]):
         return None
     return cpus[:shards]
+
+
+def default_shards(cpus: int, cpu_max: str) -> int:
+    """Return the number of shards for a process that may use `cpus` CPUs: at least one.
+
+    `cpu_max` is the text of the cgroup's `cpu.max`, or empty.
+    """
+    quota, _, period = cpu_max.strip().partition(" ")
+    if quota.isdecimal() and period.isdecimal() and int(period) > 0:
+        # Rounded down: a fraction of a CPU gets no event loop of its own.
+        cpus = min(cpus, max(1, int(quota) // int(period)))
+    return max(1, cpus)
+
+
+def shards_of_this_machine() -> int:
+    """Return `default_shards` for this process's affinity mask and the least `cpu.max` of its cgroups."""
+    shards = default_shards(len(os.sched_getaffinity(0)), "")
+    for text in _cpu_maxima():
+        shards = min(shards, default_shards(shards, text))
+    return shards
+
+
+def _cpu_maxima() -> list[str]:
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    group = next((line.removeprefix("0::") for line in lines if line.startswith("0::")), "/")
+    folder = Path("/sys/fs/cgroup") / group.lstrip("/")
+    found = []
+    for place in (folder, *folder.parents):
+        if not place.is_relative_to("/sys/fs/cgroup"):
+            break
+        try:
+            found.append((place / "cpu.max").read_text())
+        except OSError:
+            continue  # the root group has no such file, nor has a machine without the controller
+    return found

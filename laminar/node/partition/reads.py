@@ -31,7 +31,7 @@ from laminar.http.api.problems import Problem
 from laminar.log.disk.errors import DamagedRange, EntriesTrimmed
 from laminar.node.partition.context import PartitionContext
 from laminar.node.partition.problems import not_leader
-from laminar.node.partition.state.staged_batches import publish_record
+from laminar.node.partition.state.staging_entries import publish_record
 
 _OFFSETS = fields("base_offset", "count")
 

@@ -17,7 +17,7 @@ from laminar.node.consensus.log_start import LogStartRecord
 from laminar.node.partition.append_path import AppendPath
 from laminar.node.partition.context import PartitionContext
 from laminar.node.partition.receipts import Appends, Receipt
-from laminar.node.partition.state.channels import Deleted, channel_entry
+from laminar.node.partition.state.channel_changes import Deleted, channel_entry
 from laminar.node.partition.state.derived_state import encode_state
 
 # Bytes of the active segment that a new start must delete for the segment to be sealed.

@@ -16,20 +16,19 @@ from typing import Any, Final, NamedTuple
 from weakref import WeakKeyDictionary
 
 from laminar.batch import NO_PRODUCER, Batch, Buffer, Column, Flag, Header, Kind, has_column
-from laminar.node.partition.state.channels import (
+from laminar.node.partition.state.channel_changes import (
     TIME_OUT,
     Acknowledged,
     Change,
-    Channel,
     Failed,
     GivenOut,
     Retried,
     Sought,
-    Why,
     channel_changes,
     offsets_in,
     runs_in,
 )
+from laminar.node.partition.state.channels import Channel, Why
 from laminar.node.partition.state.delayed_records import (
     CANCELLED,
     Added,
@@ -38,7 +37,7 @@ from laminar.node.partition.state.delayed_records import (
 )
 from laminar.node.partition.state.delayed_records import Place as DelayedPlace
 from laminar.node.partition.state.pins import PinsEnded
-from laminar.node.partition.state.staged_batches import publish_record
+from laminar.node.partition.state.staging_entries import publish_record
 from laminar.node.partition.state.state import PartitionState
 from laminar.node.trace.mode import Mode, mode_of
 from laminar.node.trace.ring import Event, Known, Place, TraceRing, Who, place_of, shortened

@@ -6,8 +6,8 @@ A sink's name selects one partition of the topic `_transactions`; the leader of 
 the sink. A commit has five steps: the epoch is checked; every target partition prepares its stages; one entry
 in the coordinator's log decides; every target publishes; one more entry records that all have published. The
 decision is checked against the table of sinks as of the log's end, in the same turn of the loop in which it
-is proposed, so it is refused if an earlier entry of the log raised the epoch. A later leader finds decisions
-that are not published everywhere in its table, and continues with them.
+is proposed, so it is refused if an earlier entry of the log raised the epoch. The last two steps are in
+`decision_publisher`: a later leader continues with them.
 
 The caller passes an object that calls the targets (`Targets`). Every step may be repeated.
 """
@@ -16,13 +16,11 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import logging
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol
 
 import msgspec
 
-from laminar.batch import Kind, build_control
 from laminar.http.api.problems import Problem
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.problems import NO_MAKER, Maker
@@ -34,22 +32,13 @@ from laminar.node.partition.state.sinks import (
     Decision,
     Deletion,
     Sink,
-    SinkChange,
     Target,
     first_once_epoch,
 )
-
-_log = logging.getLogger("laminar.transactions")
+from laminar.node.transactions.decision_publisher import DecisionPublisher, PublishTargets
+from laminar.node.transactions.sink_log import SinkLog
 
 TOPIC = "_transactions"
-# Pause before a failed publish is tried again; it doubles up to the second value.
-RETRY_S = 0.05
-SLOWEST_RETRY_S = 2.0
-# Pause before a decision whose stages a partition has lost is tried again (`finish_all`).
-LOST_RETRY_S = 30.0
-# How long a request waits for its decision to be published everywhere; then it is answered
-# `outcome_unknown`. The same request, repeated, waits as long again.
-PUBLISH_WAIT_S = 20.0
 
 
 def id_of(name: str) -> bytes:
@@ -94,17 +83,11 @@ class Prepared(msgspec.Struct, frozen=True, array_like=True):
     pin_index: int = 0
 
 
-class Targets(Protocol):
+class Targets(PublishTargets, Protocol):
     """The participants of a transaction: the leaders of other partitions, on any node."""
 
     async def prepare(self, sink: bytes, number: int, epoch: int, part: Part) -> Prepared:
         """Ask the leader of a partition to prepare its part of a batch. Raises `Problem`."""
-
-    async def publish(self, sink: bytes, number: int, epoch: int, target: Target) -> None:
-        """Ask the leader of a target to publish the batch. Raises `Problem`.
-
-        If the target's group was deleted, it returns as after a success: nothing is left to do there.
-        """
 
 
 class Coordinator:
@@ -119,26 +102,8 @@ class Coordinator:
     ) -> None:
         self.partition = partition
         self._targets = targets
-        self._spawn = spawn
-        self._loop = asyncio.get_running_loop()
-        # By sink: a decision whose stages a partition has lost, that partition's answer, and the loop's time
-        # of the answer.
-        self._lost: dict[bytes, tuple[Decision, Problem, float]] = {}
-        # Sinks whose decision is being published here; each future is resolved when the attempt has ended.
-        self._finishing: dict[bytes, asyncio.Future[None]] = {}
-
-    def _sink(self, sink_id: bytes) -> Sink:
-        self.partition.check_leads()
-        sinks = self.partition.state.sinks
-        return sinks.get(sink_id) or sinks.unknown
-
-    def _change(self, sink_id: bytes, sink: Sink, *, ends: bool = False) -> asyncio.Future[Receipt]:
-        # `ends`: the change finishes or deletes something, so it is accepted even while the disk is full:
-        # pins
-        # and prepared stages of a driver that is gone prevent trimming, and may be why the disk is
-        # full.
-        payload = msgspec.msgpack.encode(SinkChange(sink_id, sink))
-        return self.partition.appends.append_control(build_control(Kind.SINK, payload), even_if_full=ends)
+        self._sinks = SinkLog(partition)
+        self._publisher = DecisionPublisher(partition, self._sinks, targets, spawn=spawn)
 
     async def begin(
         self,
@@ -163,12 +128,12 @@ class Coordinator:
                 or forgotten; 409 `in_progress` while the sink is being deleted; 429 `quota` when there are as
                 many sinks as permitted.
         """
-        sink = self._sink(sink_id)
+        sink = self._sinks.get(sink_id)
         if epoch > sink.last_epoch + 1:
             # A deposed leader that has not noticed does not know the epochs between. Only a confirmed leader
             # may say that they never began.
             await self.partition.reader.confirmed_end()
-            sink = self._sink(sink_id)
+            sink = self._sinks.get(sink_id)
         if sink.deletion is Deletion.BEGUN:
             raise Problem(
                 "in_progress",
@@ -230,7 +195,7 @@ class Coordinator:
         Raises:
             Problem: 404 `no_such_sink`, or 409 `in_progress` when a batch cannot be published now.
         """
-        sink = self._sink(sink_id)
+        sink = self._sinks.get(sink_id)
         again = (sink.deletion and sink.begun_by == request) or (request and sink.deleted_by == request)
         if sink.deletion is Deletion.BEGUN or again:
             # The caller may ask partitions to forget the sink only after the epoch that refuses its drivers
@@ -243,12 +208,12 @@ class Coordinator:
             # A deposed leader that has not noticed may not know of the sink. Only a confirmed leader may say
             # that there is none.
             await self.partition.reader.confirmed_end()
-            if not self._sink(sink_id).exists:
+            if not self._sinks.get(sink_id).exists:
                 raise Problem("no_such_sink", "there is no such sink", outcome="not_applied")
             return await self.delete(sink_id, request)
         if sink.undone is not None:
             try:
-                await self._finished(sink_id, sink.undone.number)
+                await self._publisher.finished(sink_id, sink.undone.number)
             except Problem as problem:
                 raise Problem(
                     "in_progress",
@@ -260,7 +225,7 @@ class Coordinator:
             return await self.delete(sink_id, request)
         # No decision is open in this turn of the loop, and no later one can be under this epoch.
         gone = msgspec.structs.replace(sink, epoch=sink.epoch + 1, begun_by=request, deletion=Deletion.BEGUN)
-        await self._change(sink_id, gone, ends=True)
+        await self._sinks.change(sink_id, gone, ends=True)
         return gone
 
     async def deleted(self, sink_id: bytes, epoch: int) -> Sink:
@@ -271,10 +236,10 @@ class Coordinator:
         # A deposed leader that has not noticed may not know of the deletion, or may hold an end of it that
         # will be truncated.
         await self.partition.reader.confirmed_end()
-        sink = self._sink(sink_id)
+        sink = self._sinks.get(sink_id)
         if sink.deletion is Deletion.BEGUN and sink.epoch == epoch:
             sink = msgspec.structs.replace(sink, deletion=Deletion.DONE)
-            await self._change(sink_id, sink, ends=True)
+            await self._sinks.change(sink_id, sink, ends=True)
         return sink
 
     async def over(self, sinks: Sequence[bytes]) -> list[bytes]:
@@ -312,7 +277,7 @@ class Coordinator:
         It is for a sink whose driver has been silent for too long: its epoch is raised. A sink that has
         another epoch, or has decided its batch, or is no single-use sink, is returned in its committed state.
         """
-        sink = self._sink(sink_id)
+        sink = self._sinks.get(sink_id)
         if sink.epoch == 0:
             # Forgotten, or never begun. Raising an epoch ensures that this is still so when the answer
             # arrives.
@@ -329,7 +294,7 @@ class Coordinator:
         never committed. A sink that has a newer epoch, or has decided the batch, is returned in its committed
         state.
         """
-        sink = self._sink(sink_id)
+        sink = self._sinks.get(sink_id)
         if sink.epoch == 0:
             sink = self._new_once()  # as in `end`
         elif sink.epoch > epoch or sink.number >= number:
@@ -345,7 +310,7 @@ class Coordinator:
 
         `producer` (16 bytes) is the producer id that the name gets if it has none yet.
         """
-        sink = self._sink(sink_id)
+        sink = self._sinks.get(sink_id)
         made_by = sink.made_by
         if not sink.producer:
             maker.check("producers", self.partition.state.sinks.names_made_by)
@@ -359,7 +324,7 @@ class Coordinator:
             await partition.appends.when_committed(partition.log.last_index, Receipt(partition.number, 0, 0))
             return sink
         begun = msgspec.structs.replace(sink, epoch=sink.epoch + 1, begun_by=request)
-        await self._change(sink_id, begun, ends=ends)
+        await self._sinks.change(sink_id, begun, ends=ends)
         return begun
 
     async def status(self, sink_id: bytes) -> Sink:
@@ -382,7 +347,7 @@ class Coordinator:
         for sink_id in sinks:
             known, last = table.committed_at(sink_id), table.get(sink_id)
             if known is not None and known.undone is not None and (last is None or last.undone is None):
-                await self._committed()
+                await self._sinks.until_committed()
                 return
 
     async def commit(
@@ -402,12 +367,12 @@ class Coordinator:
                 `other_batch` when this number is decided with another fingerprint, that is, for another
                 batch.
         """
-        if epoch > self._sink(sink_id).epoch:
+        if epoch > self._sinks.get(sink_id).epoch:
             # A deposed leader that has not noticed does not know of a newer epoch. Only a confirmed leader
             # may say that it never began.
             await self.partition.reader.confirmed_end()
         if self._decided(sink_id, number, epoch, fingerprint):
-            await self._finished(sink_id, number)
+            await self._publisher.finished(sink_id, number)
             return False
         answers = await asyncio.gather(
             *(self._targets.prepare(sink_id, number, epoch, part) for part in parts), return_exceptions=True
@@ -415,21 +380,21 @@ class Coordinator:
         # Entries that were appended meanwhile are in the table now, and there is no await from here to the
         # proposal. One of them may have decided this very batch; then that is why a prepare failed.
         if self._decided(sink_id, number, epoch, fingerprint):
-            await self._finished(sink_id, number)
+            await self._publisher.finished(sink_id, number)
             return False
         for answer in answers:
             if isinstance(answer, BaseException):
                 # A deposed leader that has not noticed may not know of the commit, forgotten there since.
                 await self.partition.reader.confirmed_end()
                 if self._decided(sink_id, number, epoch, fingerprint):
-                    await self._finished(sink_id, number)
+                    await self._publisher.finished(sink_id, number)
                     return False
                 raise answer
-        sink = self._sink(sink_id)
+        sink = self._sinks.get(sink_id)
         if sink.undone is not None:
             # The previous batch is decided and not published everywhere: wait until it is.
             try:
-                await self._finished(sink_id, sink.undone.number)
+                await self._publisher.finished(sink_id, sink.undone.number)
             except Problem as problem:
                 if problem.code == "stages_lost":
                     problem.outcome = "not_applied"  # this batch is not decided
@@ -448,10 +413,10 @@ class Coordinator:
             if isinstance(answer, Prepared)
         )
         decision = Decision(number, epoch, targets)
-        await self._change(
+        await self._sinks.change(
             sink_id, msgspec.structs.replace(sink, number=number, undone=decision, fingerprint=fingerprint)
         )
-        await self._finished(sink_id, number)
+        await self._publisher.finished(sink_id, number)
         return True
 
     def _decided(self, sink_id: bytes, number: int, epoch: int, fingerprint: str) -> bool:
@@ -461,7 +426,7 @@ class Coordinator:
             Problem: no batch may be decided under this epoch, or the number is decided with another
                 fingerprint.
         """
-        sink = self._sink(sink_id)
+        sink = self._sinks.get(sink_id)
         refuse_epoch(sink, epoch)
         known = sink.fingerprint
         if number == sink.number and fingerprint and known and fingerprint != known:
@@ -475,137 +440,9 @@ class Coordinator:
             )
         return number <= sink.number
 
-    # -- publishing ------------------------------------------------------------------------
-
-    async def _finished(self, sink_id: bytes, number: int) -> None:
-        """Wait until a decided batch is published everywhere.
-
-        Raises:
-            Problem: 504 `outcome_unknown` after `PUBLISH_WAIT_S`, or when this replica stops leading;
-                `stages_lost` when the batch can't be published any more.
-        """
-        why = "not yet published in every partition"
-        try:
-            async with asyncio.timeout(PUBLISH_WAIT_S):
-                while True:
-                    sink = self._sink(sink_id)
-                    if sink.epoch == 0:
-                        raise Problem("no_such_sink", "the sink is not known any more")
-                    if sink.number >= number and (sink.undone is None or sink.undone.number > number):
-                        return
-                    lost = self._lost.get(sink_id)
-                    if lost is not None and lost[0] == sink.undone:
-                        break
-                    self._finish(sink_id)
-                    await asyncio.shield(self._finishing[sink_id])
-            raise Problem("stages_lost", f"batch {number} of this sink is decided, and {lost[1].detail}")
-        except TimeoutError:
-            pass
-        except Problem as problem:
-            if problem.code == "stages_lost":
-                raise
-            why = problem.detail or problem.code
-        raise Problem("outcome_unknown", f"batch {number} of this sink is decided, and {why}")
-
-    async def _committed(self) -> None:
-        """Wait until the log is committed up to its present end, or that has failed."""
-        partition = self.partition
-        index = partition.log.last_index
-        try:
-            await partition.appends.when_committed(index, Receipt(partition.number, 0, 0))
-        except Problem as problem:
-            _log.debug("a decision is not committed: %s", problem)
-
-    async def _is_undone(self, sink_id: bytes, decision: Decision) -> bool:
-        """Return whether a decision is not published everywhere yet; False if this replica does not lead.
-
-        A majority confirms that after this call. Otherwise a deposed leader could report stages as lost that
-        were published long ago, and that the partition has forgotten since.
-        """
-        try:
-            await self.partition.reader.confirmed_end()
-        except Problem:
-            return False
-        known = self.partition.state.sinks.get(sink_id)
-        return known is not None and known.undone == decision
-
     def finish_all(self) -> None:
         """Start to publish every open decision, also those of earlier leaders. Call it periodically."""
-        if self.partition.leads:
-            for sink_id in self.partition.state.sinks.undone():
-                # A decision with lost stages ends only when the topic that lost them is deleted. So it is
-                # tried again, at long intervals.
-                lost = self._lost.get(sink_id)
-                if lost is None or self._loop.time() - lost[2] >= LOST_RETRY_S:
-                    self._finish(sink_id)
-
-    def _finish(self, sink_id: bytes) -> None:
-        if sink_id not in self._finishing:
-            self._finishing[sink_id] = self._loop.create_future()
-            self._spawn(self._publish(sink_id))
-
-    async def _publish(self, sink_id: bytes) -> None:
-        """Publish the sink's open decision in every partition, then record that in the log.
-
-        It repeats failed requests, and ends when all is published, when stages are lost, or when this replica
-        no longer leads.
-        """
-        pause_s = RETRY_S
-        try:
-            while self.partition.leads:
-                sinks = self.partition.state.sinks
-                sink = sinks.get(sink_id)
-                if sink is None or sink.undone is None:
-                    return
-                decision = sink.undone
-                committed = sinks.committed_at(sink_id)
-                if committed is None or committed.undone != decision:
-                    # Before the decision's entry is committed, no reader may see any record of the batch.
-                    await self._committed()
-                    continue
-                answers = await asyncio.gather(
-                    *(
-                        self._targets.publish(sink_id, decision.number, decision.epoch, target)
-                        for target in decision.targets
-                    ),
-                    return_exceptions=True,
-                )
-                failed = [answer for answer in answers if isinstance(answer, BaseException)]
-                for error in failed:
-                    if not isinstance(error, Problem):
-                        raise error
-                    if error.code == "no_stage" and await self._is_undone(sink_id, decision):
-                        # `no_stage` comes only from a leader, and every leader has the prepare as long as any
-                        # replica of its group has it: the stages are lost for good.
-                        self._lost[sink_id] = (decision, error, self._loop.time())
-                        _log.error("batch %d of sink %s: %s", decision.number, sink.name, error)
-                        return
-                try:
-                    if not failed:
-                        self._lost.pop(sink_id, None)
-                        now = self._sink(sink_id)
-                        if now.undone == decision:
-                            # Not awaited: all readers see the batch, so its commit is answered. If this entry
-                            # is lost with the leadership, the next leader publishes again, which changes
-                            # nothing.
-                            noted = self._change(
-                                sink_id, msgspec.structs.replace(now, undone=None), ends=True
-                            )
-                            noted.add_done_callback(_note_lost)
-                        return
-                except Problem as problem:
-                    failed = [problem]
-                _log.info("batch %d of sink %s is published again: %s", decision.number, sink.name, failed[0])
-                await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, SLOWEST_RETRY_S)
-        finally:
-            self._finishing.pop(sink_id).set_result(None)
-
-
-def _note_lost(noted: asyncio.Future[Receipt]) -> None:
-    """Log that the end of a decision was not recorded; `finish_all` of a leader records it later."""
-    if not noted.cancelled() and noted.exception() is not None:
-        _log.info("the end of a decision is not recorded yet: %s", noted.exception())
+        self._publisher.finish_all()
 
 
 def refuse_epoch(sink: Sink, epoch: int) -> None:

@@ -20,15 +20,8 @@ from laminar.http.api.problems import Problem
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.receipts import Receipt
 from laminar.node.partition.state.sinks import FIRST_ONCE_EPOCH
-from laminar.node.partition.state.staged_batches import (
-    MAX_PUBLISHED_ONCE,
-    BatchKey,
-    PrepareOperation,
-    PrepareRecord,
-    Published,
-    PublishRecord,
-    Stage,
-)
+from laminar.node.partition.state.staged_batches import MAX_PUBLISHED_ONCE, BatchKey, Published, Stage
+from laminar.node.partition.state.staging_entries import PrepareOperation, PrepareRecord, PublishRecord
 
 # The most publications that one `prepare` entry can remove.
 FORGOTTEN_IN_ONE = 1_000

@@ -25,13 +25,12 @@ from laminar.node.partition.problems import NO_MAKER, Maker
 from laminar.node.partition.receipts import Receipt
 from laminar.node.partition.state.staged_batches import (
     BatchKey,
-    LargeRecord,
     PublishedUpload,
-    PublishRecord,
     Stage,
     StagedBatches,
     upload_key,
 )
+from laminar.node.partition.state.staging_entries import LargeRecord, PublishRecord
 from laminar.node.transactions.participant import Batch, Participant
 
 # The most unpublished uploads of one partition, bounded because retention cannot trim their parts.

@@ -20,9 +20,10 @@ from pathlib import Path
 from laminar.log.disk.disk import Buffer, Disk, File, RealDisk
 from laminar.log.disk.errors import DiskError
 from laminar.node.host.clock import Clock
-from laminar.node.host.settings import SETTINGS, load
+from laminar.node.host.settings import SETTINGS
+from laminar.node.host.settings_sources import load
 from laminar.node.runtime.environment import Environment
-from laminar.node.supervisor import serve
+from laminar.node.start import serve
 from tests.disks.fault_disk import FaultDisk
 from tests.disks.faults import RulesFile
 
@@ -149,7 +150,7 @@ class FaultyEnvironment(Environment):
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The exit code of `laminar.node.supervisor.serve`."""
+    """The exit code of `laminar.node.start.serve`."""
     names = {row.flag: row.name for row in SETTINGS}
     given: dict[str, str] = {}
     for flag, value in pairwise([*arguments, "--"]):

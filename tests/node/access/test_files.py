@@ -15,7 +15,8 @@ from laminar.node.access.cluster_secret import SecretError, with_secret
 from laminar.node.access.first_token import FILE, FirstToken
 from laminar.node.access.private_files import read_private, write_private
 from laminar.node.access.tokens import id_of, proves
-from laminar.node.host.settings import OPEN, Settings, SettingsError, load
+from laminar.node.host.settings import OPEN, Settings, SettingsError
+from laminar.node.host.settings_sources import load
 from membership import catalog_rules as rules
 from membership.catalog import NotCatalogLeader
 from membership.records import CatalogState

@@ -22,7 +22,8 @@ from laminar.node.channels.queue import MIN_OUTDATED
 from laminar.node.channels.requests import Step, Verb
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.receipts import Receipt
-from laminar.node.partition.state.channels import Acknowledged, Why, channel_entry
+from laminar.node.partition.state.channel_changes import Acknowledged, channel_entry
+from laminar.node.partition.state.channels import Why
 from laminar.node.partition.state.succession import Output, SealRecord
 from laminar.wire.channels import ChannelSettings, CursorStart, Filter, Named
 from tests.node.alone import lone_partition

@@ -13,7 +13,7 @@ from laminar.http.api.problems import Problem
 from laminar.node.channels.delivery import Delivery
 from laminar.node.channels.jobs import Jobs
 from laminar.node.channels.requests import Step
-from laminar.node.partition.state.channels import channel_changes
+from laminar.node.partition.state.channel_changes import channel_changes
 from laminar.node.partition.state.pins import PartAcks, Pinned, PinsEnded
 from laminar.wire.channels import ChannelSettings, Named
 from tests.node.alone import lone_partition

@@ -43,9 +43,9 @@ async def test_a_mistake_in_one_group_leaves_the_others_of_the_process_as_they_w
         else:
             setattr(poisoned.replica.core, where, broken)
         if where == "expire":
-            driver._due(poisoned.replica, 10**12)
+            driver._timekeeper._due(poisoned.replica, 10**12)
         elif where == "deadline_ms":
-            driver._expire_due(10**12)
+            driver._timekeeper._expire_due(10**12)
         elif where == "unquiesce":
             driver.unreachable(poisoned.replica, 1)
         else:

@@ -6,7 +6,8 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
-from laminar.node.consensus.driver import MOST_DUE, Driver
+from laminar.node.consensus.driver import Driver
+from laminar.node.consensus.timekeeper import MOST_DUE
 from laminar.node.consensus.timers import Alarm, Deadlines
 from laminar.node.host.clock import Clock
 from raft.values import Became, Ready, Role
@@ -75,14 +76,14 @@ async def test_one_timer_serves_all_groups_also_when_many_are_due_at_once() -> N
     errors: list[BaseException] = []
     driver = lone_driver(clock, errors)
     rings = 0
-    on_deadline = driver._deadline_alarm._ring
+    on_deadline = driver._timekeeper._deadline_alarm._ring
 
     def ring(at_ms: int | None) -> None:
         nonlocal rings
         rings += 1
         on_deadline(at_ms)
 
-    driver._deadline_alarm._ring = ring
+    driver._timekeeper._deadline_alarm._ring = ring
     due_ms = clock.monotonic_ms() + 50
     groups: list[Any] = [Group(number, due_ms, interval_ms=50) for number in range(4 * MOST_DUE + 1)]
     for group in groups:

@@ -8,20 +8,12 @@ from typing import Any
 
 import pytest
 
-from laminar.node.host.settings import (
-    SETTINGS,
-    Setting,
-    Settings,
-    SettingsError,
-    convert,
-    default_shards,
-    is_loopback,
-    load,
-    shards_of_this_machine,
-)
+from laminar.node.host.machine import default_shards, shards_of_this_machine
+from laminar.node.host.settings import SETTINGS, Setting, Settings, SettingsError, is_loopback
+from laminar.node.host.settings_sources import convert, load
 from laminar.node.runtime.data_folder import open_data_folder
 from laminar.node.runtime.environment import Environment
-from laminar.node.supervisor import open_sockets_of
+from laminar.node.start import open_sockets_of
 
 
 def write(path: Path, text: str) -> Path:

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from laminar.node.access.cluster_secret import keyring_of, with_secret
-from laminar.node.host.settings import OPEN, Settings, SettingsError, load
+from laminar.node.host.settings import OPEN, Settings, SettingsError
+from laminar.node.host.settings_sources import load
 from laminar.node.secret.keyring import Keyring, SecretFileError, secrets_of
 
 OLD, NEW = "the old secret, of any length", "the new secret, of any length"

@@ -23,7 +23,7 @@ from laminar.node.channels.deliveries import Deliveries
 from laminar.node.host.clock import Clock
 from laminar.node.partition.retention import Retention, Rules
 from laminar.node.partition.state.sinks import Decision, Sink, SinkChange, Target
-from laminar.node.transactions import coordinator as coordinator_module
+from laminar.node.transactions import decision_publisher
 from laminar.node.transactions.coordinator import Coordinator, Part, Prepared
 from laminar.node.transactions.participant import Batch as StagedBatch
 from laminar.node.transactions.participant import Participant
@@ -253,7 +253,7 @@ async def test_a_batch_whose_stages_are_gone_everywhere_ends_in_an_error_that_sa
             assert "batch 0" in problem.value.detail and "t/0" in problem.value.detail
         coordinator.finish_all()
         assert [0] == targets.published, "it is not tried without end"
-        monkeypatch.setattr(coordinator_module, "LOST_RETRY_S", 0.0)
+        monkeypatch.setattr(decision_publisher, "LOST_RETRY_S", 0.0)
         targets.may_publish.set()  # its topic was deleted
         coordinator.finish_all()
         await until(lambda: not partition.state.sinks.undone())

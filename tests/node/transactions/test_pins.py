@@ -234,7 +234,7 @@ async def test_pins_of_a_batch_that_is_decided_wait_for_its_publish(tmp_path: Pa
         index = await here.delivery.pin((SINK, 0, begun.epoch), here.acks)
         target = Target("t", 0, GROUP, 0, index, has_records=False)
         decision = Decision(0, begun.epoch, (target,))
-        await here.coordinator._change(SINK, msgspec.structs.replace(begun, number=0, undone=decision))
+        await here.coordinator._sinks.change(SINK, msgspec.structs.replace(begun, number=0, undone=decision))
         await here.coordinator.begin(SINK, "s")
         for _ in range(3):
             await here.passed(SILENT_S)
@@ -242,7 +242,7 @@ async def test_pins_of_a_batch_that_is_decided_wait_for_its_publish(tmp_path: Pa
         assert (await here.coordinator.status(SINK)).epoch == begun.epoch + 1, "and no epoch is raised"
         other = msgspec.structs.replace(decision, targets=(msgspec.structs.replace(target, group=b"o" * 16),))
         now = await here.coordinator.status(SINK)
-        await here.coordinator._change(SINK, msgspec.structs.replace(now, undone=other))
+        await here.coordinator._sinks.change(SINK, msgspec.structs.replace(now, undone=other))
         await here.passed(1.0)
         assert here.pinned == []
 

@@ -150,7 +150,7 @@ async def test_what_is_not_over_is_not_forgotten(tmp_path: Path) -> None:
         target = Target("t", 0, b"g" * 16, prepare_index_of(partition, batch))
         known = await coordinator.status(SINK)
         undone = msgspec.structs.replace(known, number=0, undone=Decision(0, epoch, (target,)))
-        await coordinator._change(SINK, undone)
+        await coordinator._sinks.change(SINK, undone)
         await targets.publish(SINK, 0, epoch, target)
 
         await clean(partition, coordinator, age_ms=100 * ONCE_MS)
@@ -322,14 +322,14 @@ async def test_a_coordinator_that_was_deposed_tells_nobody_that_a_batch_is_not_t
         begun = await coordinator.begin(SINK, "s", once=True)
         if stopped == "behind it":
             decision = Decision(0, begun.epoch, (Target("t", 0, b"g" * 16, 1),))
-            await coordinator._change(SINK, msgspec.structs.replace(begun, number=0, undone=decision))
+            await coordinator._sinks.change(SINK, msgspec.structs.replace(begun, number=0, undone=decision))
         told = asyncio.ensure_future(coordinator.commit(SINK, 0, begun.epoch, [PART]))
         await targets.asking.wait()
         await cluster.settled()
         cluster.cut_off(old.node)
         new = await cluster.leader(among=[member.node for member in cluster.followers(old)])
         other, _ = coordinator_of(new.partition)
-        await other._change(SINK, msgspec.structs.replace(begun, number=0, undone=None))
+        await other._sinks.change(SINK, msgspec.structs.replace(begun, number=0, undone=None))
 
         targets.may_answer.set()
         for _ in range(20):
@@ -338,7 +338,7 @@ async def test_a_coordinator_that_was_deposed_tells_nobody_that_a_batch_is_not_t
         with pytest.raises(Problem) as problem:
             await told
         assert problem.value.code in ("not_leader", "outcome_unknown")
-        assert not coordinator._lost
+        assert not coordinator._publisher._lost
 
 
 async def test_a_leader_that_was_deposed_does_not_say_that_a_prepare_is_lost() -> None:

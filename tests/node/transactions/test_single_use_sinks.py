@@ -403,7 +403,7 @@ async def test_what_was_decided_or_may_be_stays_for_ever(tmp_path: Path, once: b
         batch = await prepared(partition, begun.epoch)
         if once:
             decision = Decision(0, begun.epoch, (Target("t", 0, partition.replica.group),))
-            await coordinator._change(SINK, msgspec.structs.replace(begun, number=0, undone=decision))
+            await coordinator._sinks.change(SINK, msgspec.structs.replace(begun, number=0, undone=decision))
         await janitor(partition, coordinator, age_ms=100 * ONCE_MS).clean(partition)
         assert partition.state.stages.batch(batch.key) is not None
         assert begun.epoch == (await coordinator.status(SINK)).epoch
@@ -461,7 +461,7 @@ async def test_what_is_staged_goes_when_its_write_is_over_and_in_a_day_at_the_la
             await stage(partition, epoch, number=1)
             decision = Decision(1, epoch, (Target("elsewhere", 0, b"e" * 16),))
             known = await coordinator.status(SINK)
-            await coordinator._change(SINK, msgspec.structs.replace(known, number=1, undone=decision))
+            await coordinator._sinks.change(SINK, msgspec.structs.replace(known, number=1, undone=decision))
         before, then = STAGE_AGE_MS - 60_000, STAGE_AGE_MS + 60_000
         if why == "a day":
             before, then = OPEN_AGE_MS - 60_000, OPEN_AGE_MS + 60_000

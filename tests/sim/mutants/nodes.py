@@ -290,15 +290,15 @@ NODES = [
     ),
     case(
         "a leader whose heartbeat was due is never due again",
-        "laminar.node.consensus.driver:Driver._due",
-        "self._schedule(replica)",
+        "laminar.node.consensus.timekeeper:Timekeeper._due",
+        "self.schedule(replica, deadline_ms)",
         "pass",
         tests=("tests/node/consensus/test_timers.py",),
         tests_only=True,
     ),
     case(
         "a deadline that has moved since it was scheduled never comes",
-        "laminar.node.consensus.driver:Driver._expire_due",
+        "laminar.node.consensus.timekeeper:Timekeeper._expire_due",
         "self._deadlines.schedule(replica, deadline_ms)",
         "pass",
         tests=("tests/node/consensus/test_timers.py",),

@@ -42,7 +42,7 @@ TRANSACTIONS = [
     ),
     case(
         "a batch is published before its decision is committed",
-        "laminar.node.transactions.coordinator:Coordinator._publish",
+        "laminar.node.transactions.decision_publisher:DecisionPublisher._publish",
         "if committed is None or committed.undone != decision:",
         "if False:",
         tests=COORDINATOR,
@@ -57,13 +57,13 @@ TRANSACTIONS = [
     case(
         "begin answers before its epoch is committed",
         "laminar.node.transactions.coordinator:Coordinator._raise",
-        "await self._change(sink_id, begun, ends=ends)",
-        "self._change(sink_id, begun, ends=ends).add_done_callback(lambda done: done.exception())",
+        "await self._sinks.change(sink_id, begun, ends=ends)",
+        "self._sinks.change(sink_id, begun, ends=ends).add_done_callback(lambda done: done.exception())",
         tests=COORDINATOR,
     ),
     case(
         "a commit answers before all partitions have published",
-        "laminar.node.transactions.coordinator:Coordinator._finished",
+        "laminar.node.transactions.decision_publisher:DecisionPublisher.finished",
         "if sink.number >= number and (",
         "if sink.number >= number and (True or ",
         tests=COORDINATOR,
@@ -245,7 +245,7 @@ TRANSACTIONS = [
     ),
     case(
         "a coordinator that was deposed says that stages are lost",
-        "laminar.node.transactions.coordinator:Coordinator._publish",
+        "laminar.node.transactions.decision_publisher:DecisionPublisher._publish",
         """if error.code == "no_stage" and await self._is_undone(sink_id, decision):""",
         """if error.code == "no_stage":""",
         tests=PUBLISHED_ONCE,

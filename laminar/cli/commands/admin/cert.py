@@ -66,7 +66,8 @@ def node(
     from cryptography import x509
 
     from laminar.node.host.certificates import NODE_URI
-    from laminar.node.host.settings import SettingsError, convert
+    from laminar.node.host.settings import SettingsError
+    from laminar.node.host.settings_sources import convert
 
     if not host:
         raise UsageError("give each host by which it is reached: laminar cert node NAME --host 10.0.0.1")

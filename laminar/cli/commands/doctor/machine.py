@@ -14,7 +14,8 @@ from urllib.parse import urlsplit
 
 from laminar.cli.commands.doctor.lines import Line, fine, wrong
 from laminar.node.api.bundle.allowed import settings_of
-from laminar.node.host.settings import Settings, SettingsError, load
+from laminar.node.host.settings import Settings, SettingsError
+from laminar.node.host.settings_sources import load
 
 # A name server that takes longer delays each new connection.
 SLOW_NAME_S = 1.0

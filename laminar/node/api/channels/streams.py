@@ -31,7 +31,7 @@ from laminar.node.api.channels.lookup import ChannelLookup, no_such_channel
 from laminar.node.api.channels.steps import ASK_S, ChannelSteps, EndedAnswer, EndedRequest, Given
 from laminar.node.api.common.forwarding import ask_for
 from laminar.node.api.common.services import ShardServices, check_enabled
-from laminar.node.partition.state.channels import runs_of
+from laminar.node.partition.state.channel_changes import runs_of
 from laminar.node.trace.ring import Who
 from laminar.wire.channels import CHANNEL_HEADER, STREAM_TYPE, Named
 from membership.records import TopicRecord

@@ -31,7 +31,7 @@ from laminar.node.api.records.damaged_reads import problem_of, unreadable
 from laminar.node.api.records.fetch import DIGITS, FetchRoutes
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.reads import expired
-from laminar.node.partition.state.staged_batches import LargeRecord, publish_record
+from laminar.node.partition.state.staging_entries import LargeRecord, publish_record
 
 # The most bytes of a value in one write to the client, and in one answer between shards.
 PIECE_BYTES = 256 * 1024

@@ -11,10 +11,11 @@ acknowledgements in any order take no space.
 tried, and a deposed leader cannot give out any. The number of a delivery is the index of that entry, and only
 a consumer that names this number may acknowledge the record.
 
-A `channel` entry holds changes, which are applied in order. A change that does not fit the table (its record
-is not out, its channel is closed) has no effect. Like the table of cursors this one is a function of the log:
-changed when an entry is appended, rolled back when the entry is truncated. The leader decides which record to
-give out next, and when a consumer's time is over (`laminar.node.channels`). Reference: `docs/channels.md`.
+A `channel` entry holds changes (`channel_changes`), which are applied in order. A change that does not fit
+the table (its record is not out, its channel is closed) has no effect. Like the table of cursors this one is
+a function of the log: changed when an entry is appended, rolled back when the entry is truncated. The leader
+decides which record to give out next, and when a consumer's time is over (`laminar.node.channels`).
+Reference: `docs/channels.md`.
 
 An open record would keep the whole log after it from being trimmed. So when retention would trim an open
 record, the leader copies it to the log's end (`laminar.node.channels.carrier`); one entry contains the copy
@@ -26,14 +27,29 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import IntEnum
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 
-from laminar.batch import BatchError, Buffer, Header, Kind, body_of, build_control
-from laminar.batch.header import Flag
+from laminar.batch import Buffer, Header
+from laminar.node.partition.state.channel_changes import (
+    Acknowledged,
+    Change,
+    Copied,
+    Deleted,
+    Failed,
+    GivenOut,
+    Opened,
+    Retried,
+    Sought,
+    channel_changes,
+    offsets_in,
+    runs_in,
+    runs_of,
+    spaced_runs,
+)
 from laminar.node.partition.state.pins import Pinned, PinnedBatch, PinsEnded, StoredPins
 from laminar.node.partition.state.staged_batches import BatchKey
 from laminar.wire.channels import ChannelSettings
@@ -47,10 +63,6 @@ MAX_OPEN_HERE: Final = 200_000
 
 NO_KEY: Final = 0
 """The key hash of a record without a key, and of every record in a channel that keeps no order."""
-
-
-TIME_OUT: Final = "time-out"
-"""The `reason` text of a delivery that failed because its time ran out."""
 
 
 class Why(IntEnum):
@@ -105,203 +117,11 @@ class Copy(NamedTuple):
     time_ms: int
 
 
-class Opened(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """Change: open a channel, which gives out the records from offset `next` up to `until` (None: no end).
-
-    If the channel is open already and `version` is higher, only its settings are replaced.
-    """
-
-    channel: int
-    name: str
-    version: int
-    settings: ChannelSettings
-    next: int
-    until: int | None = None
-
-
-class Closed(msgspec.Struct, frozen=True, array_like=True, tag=2):
-    """Change: close a channel and forget all its state."""
-
-    channel: int
-
-
-class GivenOut(msgspec.Struct, frozen=True, array_like=True, tag=3):
-    """Change: give out records, and move the channel's `next` forward.
-
-    `fresh` are records given out for the first time, as runs (`spaced_runs`). `again` are records that were
-    aside, as distances (`spaced`). In a channel that keeps the order of keys, `keys` has the key hash of each
-    fresh record, and `busy` lists the records before `next` that must wait for an earlier one of their key:
-    distance, hash, distance, hash, and so on. A record below `next` that is not listed is never given out.
-    """
-
-    channel: int
-    next: int
-    timeout_ms: int
-    fresh: list[int] = []
-    again: list[int] = []
-    keys: list[int] = []
-    busy: list[int] = []
-
-
-class Acknowledged(msgspec.Struct, frozen=True, array_like=True, tag=4):
-    """Change: records that are out or aside are done; `runs` are their offsets (`spaced_runs`)."""
-
-    channel: int
-    runs: list[int]
-
-
-class Failed(msgspec.Struct, frozen=True, array_like=True, tag=5):
-    """Change: the deliveries of records that are out have failed, so put these records aside.
-
-    `items` has three values per record: the distance from the record before (`spaced`), the delay in ms from
-    the append time of this entry (-1: the record is dead), and whether the attempt counts (1 or 0).
-    """
-
-    channel: int
-    items: list[int]
-    reason: str = ""
-
-
-class Sought(msgspec.Struct, frozen=True, array_like=True, tag=6):
-    """Change: move the channel to offset `next`; all records from there on are given out again.
-
-    Records before `next` that are out are put aside, due at once, and their attempt does not count. With
-    `drop` they are done instead, and so are the records aside before `next`, except dead ones.
-    """
-
-    channel: int
-    next: int
-    drop: bool = False
-
-
-class Retried(msgspec.Struct, frozen=True, array_like=True, tag=7):
-    """Change: set when records that are aside are due; dead ones start again with attempt 1.
-
-    `items` has two values per record: the distance from the record before (`spaced`), and the delay in ms.
-    """
-
-    channel: int
-    items: list[int]
-
-
-class Copied(msgspec.Struct, frozen=True, array_like=True, tag=10):
-    """Change: this entry contains copies of open records: `frame` is a batch of them, ordered as `offsets`.
-
-    `channel` is 0, because the copies serve all channels. `offsets` are those of the records (`spaced`),
-    `times` their append times in ms, and `size` the approximate size of each in bytes. The entry has no other
-    change.
-    """
-
-    channel: int
-    offsets: list[int]
-    times: list[int]
-    size: int
-    frame: bytes
-
-
-class Deleted(msgspec.Struct, frozen=True, array_like=True, tag=14):
-    """Change: forget open records before offset `before` that have copies, as an operator deletes them.
-
-    `channel` is 0, because it applies to all channels. Open records without copies are forgotten by the
-    `log_start` entry that follows.
-    """
-
-    channel: int
-    before: int
-
-
 class Started(NamedTuple):
     """A new start of the log, after entry `last`, at `offset`; records before it without a copy are lost."""
 
     last: int
     offset: int
-
-
-Change: TypeAlias = (
-    Opened
-    | Closed
-    | GivenOut
-    | Acknowledged
-    | Failed
-    | Sought
-    | Retried
-    | Copied
-    | Deleted
-    | Pinned
-    | PinsEnded
-)
-
-_decoder = msgspec.msgpack.Decoder(list[Change])
-
-
-def channel_entry(changes: Sequence[Change], *, synced: bool = False) -> bytearray:
-    """Return the unstamped batch of a `channel` entry; with `synced` it counts only once it is synced."""
-    return build_control(Kind.CHANNEL, msgspec.msgpack.encode(changes), flags=Flag.SYNCED if synced else 0)
-
-
-def channel_changes(frame: Buffer) -> list[Change]:
-    """Return the changes in the frame of a `channel` entry. Raises `BatchError` if it is malformed."""
-    try:
-        return _decoder.decode(body_of(frame))
-    except msgspec.DecodeError as error:
-        raise BatchError("malformed", f"channel entry: {error}", field="body") from error
-
-
-def runs_of(offsets: Iterable[int]) -> list[tuple[int, int]]:
-    """Return ascending offsets as runs of consecutive ones: (first offset, count) of each run."""
-    runs: list[tuple[int, int]] = []
-    first = count = 0
-    for offset in offsets:
-        if count and offset == first + count:
-            count += 1
-            continue
-        if count:
-            runs.append((first, count))
-        first, count = offset, 1
-    if count:
-        runs.append((first, count))
-    return runs
-
-
-def spaced_runs(runs: Iterable[tuple[int, int]]) -> list[int]:
-    """Encode ascending runs as a flat list: distance from the end of the run before, count, and so on."""
-    found: list[int] = []
-    end = 0
-    for first, count in runs:
-        found += (first - end, count)
-        end = first + count
-    return found
-
-
-def runs_in(spaced: Sequence[int]) -> Iterator[range]:
-    """Decode the list of `spaced_runs`: yield each run as a range of offsets."""
-    end = 0
-    for distance, count in zip(spaced[::2], spaced[1::2], strict=True):
-        yield range(end + distance, end + distance + count)
-        end += distance + count
-
-
-def copied_offsets(change: Copied) -> list[int]:
-    """Return the offsets of the records that a `Copied` change copies, in the order of its batch."""
-    return list(offsets_in(change.offsets))
-
-
-def spaced(offsets: Iterable[int]) -> list[int]:
-    """Encode ascending offsets as distances: each from the offset before, the first from 0."""
-    found: list[int] = []
-    last = 0
-    for offset in offsets:
-        found.append(offset - last)
-        last = offset
-    return found
-
-
-def offsets_in(distances: Iterable[int]) -> Iterator[int]:
-    """Decode the distances of `spaced`: yield the offsets."""
-    offset = 0
-    for distance in distances:
-        offset += distance
-        yield offset
 
 
 class StoredChannel(msgspec.Struct, frozen=True, array_like=True):

@@ -17,7 +17,7 @@ prepare. Published uploads are remembered for a while, so that a repeated publis
 
 Like the table of producers this one is a function of the log: changed when an entry is appended, rolled back
 when the entry is truncated. It knows one partition only; the coordinator knows which batches are decided and
-for which partitions (docs/consensus.md#transactions).
+for which partitions (docs/consensus.md#transactions). What the entries contain is in `staging_entries`.
 """
 
 from __future__ import annotations
@@ -31,8 +31,16 @@ from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
-from laminar.batch import HEADER_SIZE, Buffer, Header, Kind, body_of
+from laminar.batch import HEADER_SIZE, Buffer, Header, Kind
 from laminar.node.partition.state.sinks import FIRST_ONCE_EPOCH
+from laminar.node.partition.state.staging_entries import (
+    LargeRecord,
+    PrepareOperation,
+    PrepareRecord,
+    PublishRecord,
+    prepare_record,
+    publish_record,
+)
 
 # Most ranges of entries (from the first stage to its publish) in which the log must not begin. When there are
 # more, neighbours are joined in pairs: the log can begin at fewer places then, but still at hundreds.
@@ -194,73 +202,6 @@ class PublishedUpload(msgspec.Struct, frozen=True, array_like=True):
     crc32c: int
 
 
-class PrepareOperation(IntEnum):
-    """The change that a `prepare` entry makes to a batch."""
-
-    PREPARE = 1
-    DROP = 2
-    # Forget all state of a deleted sink, up to the epoch of the entry.
-    FORGET = 3
-    # Forget the last published batches of the single-use sinks in `published`.
-    FORGET_PUBLISHED = 4
-
-
-class PrepareRecord(msgspec.Struct, frozen=True, array_like=True):
-    """Payload of a `prepare` entry.
-
-    For `PREPARE`, `stages` are the numbers of the stages that are kept; other stages of the batch are
-    dropped. For `FORGET` only `sink` and `epoch` are used, for `FORGET_PUBLISHED` only `published`: pairs
-    (sink, index of its publish).
-    """
-
-    sink: bytes
-    number: int
-    epoch: int
-    operation: PrepareOperation
-    stages: list[int] = []
-    published: list[tuple[bytes, int]] = []
-
-
-class LargeRecord(msgspec.Struct, frozen=True, array_like=True):
-    """The large record of an upload, as its `publish` entry describes it.
-
-    `size_bytes` and `crc32c` are those of its value. `stub` is the unstamped batch that readers get in place
-    of the record (`laminar.batch.large_record.build_stub`).
-    """
-
-    size_bytes: int
-    crc32c: int
-    stub: bytes
-
-
-class DueRecords(msgspec.Struct, frozen=True, array_like=True):
-    """Delayed records that are due and published now.
-
-    `rows` has two values per record: the index of the entry that has it, and its row there. `frame` is the
-    unstamped batch of the records, in the order of `rows`.
-    """
-
-    rows: list[int]
-    frame: bytes
-
-
-class PublishRecord(msgspec.Struct, frozen=True, array_like=True):
-    """Payload of a `publish` entry, which gives staged records their offsets.
-
-    `stages` names the staged entries in the order of their offsets, as (index, number of records). For an
-    upload `sink` is the upload's id, `stages` are (index, bytes of the body) in the order of the parts, and
-    `large` is set. For delayed records only `due` is used (`delayed_records`). With this record a reader can
-    read the batch without the table of staged batches.
-    """
-
-    sink: bytes
-    number: int
-    epoch: int
-    stages: list[tuple[int, int]]
-    large: LargeRecord | None = None
-    due: DueRecords | None = None
-
-
 class StoredStages(msgspec.Struct, frozen=True, array_like=True):
     """The whole table as it is stored.
 
@@ -272,21 +213,6 @@ class StoredStages(msgspec.Struct, frozen=True, array_like=True):
     published: list[tuple[bytes, Published]] = []
     named: list[tuple[int, int]] = []
     uploads: list[tuple[bytes, PublishedUpload]] = []
-
-
-_prepare_decoder = msgspec.msgpack.Decoder(PrepareRecord)
-_publish_decoder = msgspec.msgpack.Decoder(PublishRecord)
-
-
-def publish_record(frame: Buffer) -> PublishRecord:
-    """Return the record in the frame of a `publish` entry."""
-    return _publish_decoder.decode(body_of(frame))
-
-
-def prepare_adds_nothing(frame: Buffer) -> bool:
-    """Return whether a `prepare` entry only drops or forgets, so that no records can follow from it."""
-    record = _prepare_decoder.decode(body_of(frame))
-    return record.operation is not PrepareOperation.PREPARE
 
 
 class _Tables(NamedTuple):
@@ -463,7 +389,7 @@ class StagedBatches:
             before = self._tables.open.get(key) or OpenBatch()
             self._put(header.index, _Table.OPEN, key, before.with_stage(stage))
         elif header.kind is Kind.PREPARE:
-            prepare = _prepare_decoder.decode(body_of(frame))
+            prepare = prepare_record(frame)
             self._prepared(header, prepare)
         elif header.kind is Kind.PUBLISH:
             record = publish_record(frame)

@@ -27,7 +27,8 @@ from laminar.node.partition.state.derived_state import DerivedState, decode_stat
 from laminar.node.partition.state.idempotency_keys import IdempotencyKeys
 from laminar.node.partition.state.producers import Producers
 from laminar.node.partition.state.sinks import Sinks
-from laminar.node.partition.state.staged_batches import StagedBatches, publish_record
+from laminar.node.partition.state.staged_batches import StagedBatches
+from laminar.node.partition.state.staging_entries import publish_record
 from laminar.node.partition.state.succession import Sealed, Succession
 
 

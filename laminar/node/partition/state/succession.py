@@ -30,7 +30,7 @@ from laminar.batch import (
 )
 from laminar.http.api.documents.shared import MAX_PARTITIONS
 from laminar.node.partition.state.delayed_records import Sent, delayed_change
-from laminar.node.partition.state.staged_batches import prepare_adds_nothing
+from laminar.node.partition.state.staging_entries import prepare_adds_nothing
 from laminar.wire.key_route import LOGICAL_PARTITIONS
 
 # Kinds that an open partition takes while its leader asks whether a seal was lost: that seal, the entry that

@@ -9,29 +9,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from laminar.batch import Header, stamp
-from laminar.node.partition.state.channels import (
+from laminar.node.partition.state.channel_changes import (
     Acknowledged,
-    Aside,
     Change,
-    Channels,
     Closed,
     Copied,
-    Copy,
     Deleted,
     Failed,
     GivenOut,
     Opened,
-    Out,
     Retried,
     Sought,
-    Started,
-    StoredChannel,
-    Why,
     channel_entry,
     runs_of,
     spaced,
     spaced_runs,
 )
+from laminar.node.partition.state.channels import Aside, Channels, Copy, Out, Started, StoredChannel, Why
 from laminar.node.partition.state.pins import Pinned, PinsEnded, StoredPins
 from laminar.wire.channels import ChannelSettings
 

@@ -18,7 +18,8 @@ from laminar.node.partition.partition import Partition
 from laminar.node.partition.receipts import Receipt
 from laminar.node.partition.state import staged_batches as stages_module
 from laminar.node.partition.state.sinks import FIRST_ONCE_EPOCH
-from laminar.node.partition.state.staged_batches import OpenBatch, PrepareOperation, Stage, StagedBatches
+from laminar.node.partition.state.staged_batches import OpenBatch, Stage, StagedBatches
+from laminar.node.partition.state.staging_entries import PrepareOperation
 from laminar.node.transactions.participant import Batch as SinkBatch
 from laminar.node.transactions.participant import Participant
 from tests.node.alone import lone_partition, values

@@ -20,7 +20,7 @@ from laminar.node.consensus.raft_wire import ConfigurationRecord, configuration_
 from laminar.node.consensus.replica import initial_frame
 from laminar.node.partition.state.delayed_records import Added, Sent, delayed_entry
 from laminar.node.partition.state.derived_state import DerivedState, decode_state, encode_state
-from laminar.node.partition.state.staged_batches import PrepareOperation, PrepareRecord
+from laminar.node.partition.state.staging_entries import PrepareOperation, PrepareRecord
 from laminar.node.partition.state.state import PartitionState
 from laminar.node.partition.state.succession import (
     Input,
