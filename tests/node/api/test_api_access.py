@@ -114,7 +114,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     settings = {"access": "tokens"}
     with (
         LocalCluster(tmp_path_factory.mktemp("access"), nodes=1, shards=1, settings=settings) as cluster,
-        httpx.Client(base_url=cluster.urls[0], timeout=20, trust_env=False) as http,
+        httpx.Client(base_url=cluster.urls[0], timeout=60, trust_env=False) as http,
     ):
         node = Guarded(cluster, http, {"all": cluster.admin_token, "none": None, "wrong": "lam_wrong"})
         for role in ("read", "write", "admin"):
@@ -394,7 +394,7 @@ def test_a_token_that_ends_before_the_body_is_there_proves_nothing(guarded: Guar
     path = f"/v1/topics/{MINE}/partitions/0/records"
     before = guarded.ask("all", "GET", f"{path[: -len('/records')]}").json()["end_offset"]
     body = [b"hel", b"lo"] if "Length" in framing else [b"5\r\nhel", b"lo\r\n0\r\n\r\n"]
-    with socket.create_connection((member.host, member.port + 1), timeout=20) as client:
+    with socket.create_connection((member.host, member.port + 1), timeout=60) as client:
         head = f"Host: localhost\r\nAuthorization: Bearer {guarded.tokens['slow']}\r\n{framing}\r\n\r\n"
         client.sendall(f"POST {path} HTTP/1.1\r\n{head}".encode() + body[0])
         assert 200 == guarded.ask("slow", "GET", "/v1/whoami").status_code  # so the shard has read the head

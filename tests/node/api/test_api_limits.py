@@ -23,7 +23,7 @@ class Raw:
     def __init__(self, url: str) -> None:
         at = urlsplit(url)
         assert at.hostname is not None and at.port is not None
-        self.socket = socket.create_connection((at.hostname, at.port), timeout=10)
+        self.socket = socket.create_connection((at.hostname, at.port), timeout=60)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def send(self, data: bytes) -> None:
@@ -248,7 +248,7 @@ def test_unfinished_uploads_hold_no_more_than_the_nodes_setting() -> None:
     """
     limit = 1 << 20
     with serve(settings={"max_upload_bytes": limit}) as url:
-        with httpx.Client(base_url=url, timeout=20, trust_env=False) as http:
+        with httpx.Client(base_url=url, timeout=60, trust_env=False) as http:
             http.put("/v1/topics/t", json={"partitions": 1, "replicas": 1})
             path = "/v1/topics/t/partitions/0/uploads"
 

@@ -59,7 +59,7 @@ def limited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Limited]:
     settings = {"access": "tokens"}
     with (
         LocalCluster(tmp_path_factory.mktemp("quotas"), nodes=1, shards=1, settings=settings) as cluster,
-        httpx.Client(base_url=cluster.urls[0], timeout=20, trust_env=False) as http,
+        httpx.Client(base_url=cluster.urls[0], timeout=60, trust_env=False) as http,
     ):
         yield Limited(cluster, http, {"all": cluster.admin_token})
 

@@ -56,7 +56,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flooded]:
         url = cluster.urls[0]
         tokens = {"stranger": "lam_" + "0" * 16 + "_" + "s" * 43}
         headers = {"authorization": f"Bearer {cluster.admin_token}"}
-        with httpx.Client(base_url=url, headers=headers, trust_env=False) as http:
+        with httpx.Client(base_url=url, headers=headers, timeout=60, trust_env=False) as http:
             for who in ("flood", "innocent"):
                 grants = [{"role": "admin", "prefix": who}]
                 made = http.post("/v1/admin/tokens", json={"name": who, "grants": grants})

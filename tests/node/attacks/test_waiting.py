@@ -19,7 +19,7 @@ RECEIVE = (
     b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (len(_BODY), _BODY)
 )
 CONNECTIONS, PIPELINED = 20, 500
-# What the node computes before another client is answered. In CPU time: a busy machine or a slow disk takes none.
+# What the node computes before another client is answered, in CPU time: a busy machine takes none.
 MOST_CPU_S = 1.5
 
 

@@ -21,7 +21,7 @@ from laminar.node.runtime.listeners import (
 from tests.node.hosts import HOSTS, have
 
 
-def accept_from(listeners: list[socket.socket], *, timeout: float = 5.0) -> tuple[int, socket.socket]:
+def accept_from(listeners: list[socket.socket], *, timeout: float = 60.0) -> tuple[int, socket.socket]:
     """The number of the listening socket that has a connection, and the connection."""
     readable, _, _ = select.select(listeners, [], [], timeout)
     assert len(readable) == 1, f"{len(readable)} of {len(listeners)} sockets have a connection"
@@ -181,7 +181,7 @@ def test_a_port_with_connections_of_the_last_start_is_held_and_listens_again(
     begin_to_listen(first.own[0])
     for listener, port in ((first.shared[0], kept.shared), (first.own[0], kept.own[0])):
         with connect("127.0.0.1", port):
-            select.select([listener], [], [], 5.0)
+            select.select([listener], [], [], 60.0)
             listener.accept()[0].close()
     first.close()
 

@@ -40,7 +40,7 @@ def landed(node: NodeSockets, host: str, hashes: list[int]) -> list[int]:
             for each in part:
                 client.send(datagram(each))
             while part:
-                readable, _, _ = select.select(node.datagrams, [], [], 5.0)
+                readable, _, _ = select.select(node.datagrams, [], [], 60.0)
                 assert readable, f"{len(part)} datagrams of 100 came nowhere"
                 for sock in readable:
                     each = struct.unpack_from(">I", sock.recv(100), 4)[0]
@@ -87,7 +87,7 @@ def test_a_datagram_too_short_for_a_hash_goes_to_the_first_shard(
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client:
         client.sendto(datagram(2**32 - 1)[:size], ("127.0.0.1", node.ports.shared))
 
-    readable, _, _ = select.select(node.datagrams, [], [], 5.0)
+    readable, _, _ = select.select(node.datagrams, [], [], 60.0)
     assert [node.datagrams[0]] == readable
 
 

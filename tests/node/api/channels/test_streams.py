@@ -47,7 +47,7 @@ class Stream:
 
 @contextmanager
 def stream(url: str, topic: str, name: str = "c", **asked: Any) -> Iterator[Stream]:
-    with httpx.Client(base_url=url, timeout=30, trust_env=False) as client:
+    with httpx.Client(base_url=url, timeout=60, trust_env=False) as client:
         path = f"{path_of(topic, name)}/receive"
         with client.stream("POST", path, json=asked, headers={"Accept": "text/event-stream"}) as response:
             if response.status_code != 200:
@@ -227,7 +227,7 @@ def test_a_stream_of_a_channel_that_is_deleted_ends(
 def test_there_is_a_limit_of_streams() -> None:
     """It is named, and who ends one makes room for another."""
     with serve(settings={"max_job_streams": 2}) as url:
-        with httpx.Client(base_url=url, timeout=30, trust_env=False) as http:
+        with httpx.Client(base_url=url, timeout=60, trust_env=False) as http:
             assert 201 == http.put("/v1/topics/t", json={}).status_code
             create(http, "t")
             append(http, "t", {"value": "a"})

@@ -250,7 +250,7 @@ def test_the_cluster_names_nodes_and_shards(http: httpx.Client, api_url: str) ->
     assert cluster["insecure"] is False
     assert [0, 1] == [shard["shard"] for shard in node["shards"]]
     for shard in node["shards"]:
-        told = httpx.get(f"{shard['url']}/livez", trust_env=False).json()
+        told = httpx.get(f"{shard['url']}/livez", timeout=60, trust_env=False).json()
         assert (node["node"], shard["shard"]) == (told["node"], told["shard"])
     assert [node] == http.get("/v1/nodes").json()["nodes"]
     assert node == http.get(f"/v1/nodes/{node['node']}").json()
@@ -274,9 +274,9 @@ def test_the_cluster_waits_for_its_next_version(http: httpx.Client, api_url: str
         version = nothing.json()["version"]
     with ThreadPoolExecutor(1) as pool:
         url = f"{api_url}/v1/cluster?after={version}&wait_ms=20000"
-        waiting = pool.submit(httpx.get, url, timeout=30, trust_env=False)
+        waiting = pool.submit(httpx.get, url, timeout=60, trust_env=False)
         http.put("/v1/topics/news")
-        changed = waiting.result(19)
+        changed = waiting.result(60)
 
     assert (304, b"") == (nothing.status_code, nothing.content)
     assert 0.25 < waited < 15
@@ -308,7 +308,7 @@ def test_metrics_parse_and_hold_what_happened(http: httpx.Client, partition: Par
     first = scrape()
     for _ in range(4):  # several connections: either shard may answer
         partition.append("d")
-        second = httpx.get(f"{http.base_url}/metrics", trust_env=False).text
+        second = httpx.get(f"{http.base_url}/metrics", timeout=60, trust_env=False).text
         assert all(
             f'laminar_process_up{{process="{role}"}} 1' in second for role in ("controller", "shard-0")
         )

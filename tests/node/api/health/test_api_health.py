@@ -30,7 +30,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
 
 @pytest.fixture(scope="module")
 def http(node: LocalCluster) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=node.urls[0], timeout=20, trust_env=False) as client:
+    with httpx.Client(base_url=node.urls[0], timeout=60, trust_env=False) as client:
         yield client
 
 

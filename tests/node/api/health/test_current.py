@@ -18,7 +18,7 @@ def test_a_node_that_comes_back_is_not_current_before_its_leader_has_seen_it_cat
     """What was appended while it was away is on it by then, whatever moment it says so."""
     with (
         LocalCluster(tmp_path / "three", nodes=3, shards=1) as cluster,
-        httpx.Client(timeout=30, trust_env=False) as http,
+        httpx.Client(timeout=60, trust_env=False) as http,
     ):
         first, last = cluster.members[0].url, cluster.members[2].url
         assert 201 == http.put(f"{first}/v1/topics/t", json={"partitions": 4}).status_code

@@ -18,7 +18,7 @@ from laminar.wire.datagram import SMALLEST_ANSWER_LIMIT, Answer, DatagramCodec, 
 from router import owner_shard, partition_hash
 from tests.node.api.asking import Partition
 
-PATIENCE_S = 20
+PATIENCE_S = 60
 NewTopic = Callable[..., str]
 
 

@@ -211,7 +211,7 @@ def test_an_append_wakes_those_who_wait(ten: Partition, api_url: str, query: str
     url = f"{api_url}{ten.path}/records?{query}&wait_ms=20000"
     begun = time.monotonic()
     with ThreadPoolExecutor(4) as pool:
-        waiting = [pool.submit(httpx.get, url, timeout=30, trust_env=False) for _ in range(4)]
+        waiting = [pool.submit(httpx.get, url, timeout=60, trust_env=False) for _ in range(4)]
         # Time for them to arrive. One that is late finds the record there or, wanting the latest, the next.
         ten.fetch(offset=10, wait_ms=250)
         missing = set(waiting)

@@ -34,7 +34,7 @@ class Guarded:
         self.url = url
         self.admin = admin
         self.opened = ExitStack()
-        self.http = httpx.Client(base_url=url, trust_env=False, timeout=30)
+        self.http = httpx.Client(base_url=url, trust_env=False, timeout=60)
 
     def ask(self, method: str, path: str, token: str, **more: object) -> httpx.Response:
         return self.http.request(method, path, headers={"Authorization": f"Bearer {token}"}, **more)  # type: ignore[arg-type]
@@ -55,7 +55,7 @@ class Guarded:
     def audited(self, principal: str, credential: str) -> dict[str, object]:
         """Return what the audit has first of a datagram of this credential, as soon as it is there."""
         path = "/v1/topics/_audit/partitions/0/records"
-        until, offset = time.monotonic() + 20, 0
+        until, offset = time.monotonic() + 60, 0
         while time.monotonic() < until:
             page = self.ask("GET", f"{path}?offset={offset}&wait_ms=1000", self.admin)
             for record in page.json().get("records", ()):
@@ -93,7 +93,7 @@ class Asker:
         self.sock = guarded.opened.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
         parts = urlsplit(guarded.url)
         self.sock.connect((parts.hostname, parts.port))
-        self.sock.settimeout(20)
+        self.sock.settimeout(60)
 
     def question(self, topic: str, *, sequence: int = 0, minutes: int = 0, credential: str = "") -> bytes:
         frame = build([b"x"], producer_id=self.producer_id, sequence=sequence)
@@ -112,7 +112,7 @@ class Asker:
         except TimeoutError:
             return True
         finally:
-            self.sock.settimeout(20)
+            self.sock.settimeout(60)
         return False
 
 
