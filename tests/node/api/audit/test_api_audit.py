@@ -16,6 +16,7 @@ import pytest
 from laminar.cli import run
 from laminar.testing.cluster import LocalCluster
 from laminar.wire.audit import AuditRecord
+from tests.node.api.asking import until
 from tests.node.api.token_node import TokenNode
 
 AUDIT = "/v1/topics/_audit"
@@ -136,14 +137,16 @@ def test_a_flood_of_refusals_does_not_fill_the_topic(node: Watched) -> None:
     node.until({"kind": "call", "operation": "create_token"})
 
     assert len(node.records()) - before < 20
-    metrics = [node.ask("admin", "GET", "/metrics", shard=0).text]
-    refused = sum(
-        float(line.split()[-1])
-        for line in metrics[0].splitlines()
-        if line.startswith("laminar_audit_refused_total{")
-    )
-    assert 300 <= refused
-    assert 'laminar_audit_dropped_total{process="shard-0"} 0' in metrics[0]
+    metrics = ""
+
+    def are_counted() -> bool:
+        nonlocal metrics
+        metrics = node.ask("admin", "GET", "/metrics", shard=0).text
+        counts = [line for line in metrics.splitlines() if line.startswith("laminar_audit_refused_total{")]
+        return 300 <= sum(float(line.split()[-1]) for line in counts)
+
+    until(are_counted, lambda: metrics)
+    assert 'laminar_audit_dropped_total{process="shard-0"} 0' in metrics
 
 
 def test_no_secret_is_in_the_topic_or_the_log(node: Watched) -> None:

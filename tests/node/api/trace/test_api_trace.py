@@ -11,6 +11,7 @@ import pytest
 
 from laminar.testing import nodes
 from laminar.testing.cluster import LocalCluster
+from tests.node.api.asking import fresh_metrics
 from tests.node.api.token_node import TokenNode
 
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
@@ -79,7 +80,10 @@ class Traced(TokenNode):
             time.sleep(0.1)
 
     def metrics(self) -> dict[str, float]:
-        lines = self.ask("admin", "GET", "/metrics").text.splitlines()
+        headers = {"authorization": f"Bearer {self.tokens['admin']}"}
+        url = self.cluster.urls[0]
+        with httpx.Client(base_url=url, headers=headers, timeout=60, trust_env=False) as http:
+            lines = fresh_metrics(http).splitlines()
         found: dict[str, float] = {}
         for line in lines:
             if line.startswith("laminar_trace_"):
