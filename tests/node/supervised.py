@@ -117,7 +117,7 @@ def main() -> int:
         shards=shards,
         access=OPEN,
         pin="off",
-        drain_ms=DRAIN_MS.get(behaviour, 5000),
+        drain_ms=DRAIN_MS.get(behaviour, 60_000),
         default_replicas=1,
     )
     return serve(settings, entry_points=entry_points)

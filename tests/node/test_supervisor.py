@@ -18,8 +18,8 @@ import pytest
 
 from laminar.node.host.machine import CpuClaims, misplaced_packages, plan_pinning
 from laminar.node.host.restart_policy import LONGEST_PAUSE_MS, RestartPolicy
-from laminar.testing.nodes import free_host
 from router import shard_of_source_port
+from tests.nets import ClusterNet
 
 PROGRAM = Path(__file__).with_name("supervised.py")
 # How long tests wait for what should come at once.
@@ -126,10 +126,10 @@ def test_each_child_serves_its_own_sockets_and_node_json_says_where(start: Calla
 
 
 def test_the_shared_port_refuses_until_all_shards_answer_and_each_own_port_until_its_shard_does(
-    start: Callable[..., Node],
+    start: Callable[..., Node], cluster_net: Callable[[], ClusterNet]
 ) -> None:
     """Else the kernel accepted what nobody answers yet. The order of the sockets is that of the shards."""
-    host = free_host()
+    host = cluster_net().host(1)
     node = start("7070", "2", "late", host)
     node.wait_for_line("shard 0 is ready")
 
@@ -147,12 +147,15 @@ def test_the_shared_port_refuses_until_all_shards_answer_and_each_own_port_until
             assert f"shard {shard_of_source_port(connection.getsockname()[1], 2)} " in said
 
 
-def test_the_shared_port_does_not_wait_for_a_shard_that_died(start: Callable[..., Node]) -> None:
+def test_the_shared_port_does_not_wait_for_a_shard_that_died(
+    start: Callable[..., Node], cluster_net: Callable[[], ClusterNet]
+) -> None:
     """What the others have is served although it keeps dying."""
-    host = free_host()
+    host = cluster_net().host(1)
     node = start("7070", "2", "half", host)
     node.wait_for_line("shard 0 is ready")
-    for _ in range(2):  # at the second death the first has been dealt with
+    # At the second death the first has been dealt with. They may have come before shard 0 was ready.
+    while 2 > sum("shard 1 (pid" in line["message"] for line in node.lines):
         node.wait_for_line("shard 1 (pid")
 
     answered = 0
@@ -163,9 +166,11 @@ def test_the_shared_port_does_not_wait_for_a_shard_that_died(start: Callable[...
                 answered += 1
 
 
-def test_a_shard_that_is_given_up_is_connected_to_no_more(start: Callable[..., Node]) -> None:
+def test_a_shard_that_is_given_up_is_connected_to_no_more(
+    start: Callable[..., Node], cluster_net: Callable[[], ClusterNet]
+) -> None:
     """Its own port and that for peers refuse; all that reach the shared port are served by the others."""
-    host = free_host()
+    host = cluster_net().host(1)
     node = start("7070", "2", "half", host)
     node.wait_for_line("not started again after")
 
@@ -311,14 +316,17 @@ def test_a_second_signal_ends_everything_at_once(start: Callable[..., Node]) -> 
     assert wait_gone(list(before["pids"].values()))
 
 
-def test_ports_that_the_system_chose_are_the_same_after_a_restart(start: Callable[..., Node]) -> None:
-    """--port 0 is kept in the data folder."""
-    node = start("0", "2")
+def test_ports_that_the_system_chose_are_the_same_after_a_restart(
+    start: Callable[..., Node], cluster_net: Callable[[], ClusterNet]
+) -> None:
+    """--port 0 is kept in the data folder. At 127.0.0.1 any connection could take one in between."""
+    host = cluster_net().host(1)
+    node = start("0", "2", "", host)
     before = node.ready()
     node.process.send_signal(signal.SIGTERM)
     node.process.wait(timeout=PATIENCE_S)
 
-    after = start("0", "2").ready()
+    after = start("0", "2", "", host).ready()
 
     for name in (
         "node",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import httpx
@@ -17,6 +18,30 @@ ENVELOPES: Final = "application/vnd.laminar.records+json"
 ENVELOPE_LINES: Final = "application/vnd.laminar.records+ndjson"
 BATCH: Final = "application/vnd.laminar.batch"
 ARROW: Final = "application/vnd.apache.arrow.stream"
+
+
+def until(
+    condition: Callable[[], bool], what: Callable[[], object] = lambda: "it did not come to be"
+) -> None:
+    """Ask again until something is so; what is said after a minute without is `what`."""
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, what()
+        time.sleep(0.02)
+
+
+def fresh_metrics(http: httpx.Client) -> str:
+    """Return the text of the metrics, looked at after this was called: a costly one is kept for up to 5 s."""
+    seen = {http.get("/metrics").text}
+
+    def is_new() -> bool:
+        seen.add(http.get("/metrics").text)  # each look counts the request before it
+        return len(seen) > 1
+
+    first = next(iter(seen))
+    until(is_new)
+    (new,) = seen - {first}
+    return new
 
 
 class Partition:

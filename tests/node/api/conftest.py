@@ -27,7 +27,7 @@ def api_url() -> Iterator[str]:
 @pytest.fixture(scope="module")
 def http(api_url: str) -> Iterator[httpx.Client]:
     """A client that keeps its connections and knows nothing of Laminar."""
-    with httpx.Client(base_url=api_url, timeout=20, trust_env=False) as client:
+    with httpx.Client(base_url=api_url, timeout=60, trust_env=False) as client:
         yield client
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from laminar.batch import build
 from laminar.testing.nodes import serve
-from tests.node.api.asking import BATCH, ENVELOPE_LINES, MAX_APPEND_BYTES, NDJSON, Partition, problem
+from tests.node.api.asking import BATCH, ENVELOPE_LINES, MAX_APPEND_BYTES, NDJSON, Partition, problem, until
 
 
 class Raw:
@@ -23,7 +23,7 @@ class Raw:
     def __init__(self, url: str) -> None:
         at = urlsplit(url)
         assert at.hostname is not None and at.port is not None
-        self.socket = socket.create_connection((at.hostname, at.port), timeout=10)
+        self.socket = socket.create_connection((at.hostname, at.port), timeout=60)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def send(self, data: bytes) -> None:
@@ -96,13 +96,14 @@ def test_b13_a_client_that_goes_away_in_its_body_leaves_nothing(
 
 def assert_nothing_waits(http: httpx.Client) -> None:
     """No body is counted as on its way. Asked until it is so: a connection's end is noticed a turn later."""
-    for _ in range(200):
+    waiting: list[str] = []
+
+    def nothing() -> bool:
         metrics = http.get("/metrics").text
-        waiting = re.findall(r"^laminar_http_reserved_bytes\{.*\} (\S+)$", metrics, re.MULTILINE)
-        assert 2 == len(waiting), "one for each shard"
-        if not any(float(each) for each in waiting):
-            return
-    raise AssertionError(f"body bytes are still reserved: {waiting}")
+        waiting[:] = re.findall(r"^laminar_http_reserved_bytes\{.*\} (\S+)$", metrics, re.MULTILINE)
+        return 2 == len(waiting) and not any(map(float, waiting))
+
+    until(nothing, lambda: f"body bytes of each of two shards are still reserved: {waiting}")
 
 
 def test_a_chunked_body_is_refused_as_soon_as_it_is_too_large(api_url: str, partition: Partition) -> None:
@@ -248,7 +249,7 @@ def test_unfinished_uploads_hold_no_more_than_the_nodes_setting() -> None:
     """
     limit = 1 << 20
     with serve(settings={"max_upload_bytes": limit}) as url:
-        with httpx.Client(base_url=url, timeout=20, trust_env=False) as http:
+        with httpx.Client(base_url=url, timeout=60, trust_env=False) as http:
             http.put("/v1/topics/t", json={"partitions": 1, "replicas": 1})
             path = "/v1/topics/t/partitions/0/uploads"
 

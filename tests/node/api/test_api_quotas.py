@@ -16,6 +16,7 @@ import laminar
 import laminar.aio
 from laminar.testing.cluster import LocalCluster
 from tests.http.serving import read_answer
+from tests.node.api.asking import fresh_metrics, until
 
 
 @dataclass
@@ -44,9 +45,16 @@ class Limited:
 
     def refusals(self, who: str) -> float:
         """Return how many requests of a principal were refused for a limit."""
-        text = self.ask("all", "GET", "/metrics").text
+        text = self.metrics()
         found = re.search(rf'laminar_principal_refused_total{{principal="{who}"}} (\S+)', text)
         return 0.0 if found is None else float(found[1])
+
+    def metrics(self) -> str:
+        """Return the metrics as they are now."""
+        headers = {"authorization": f"Bearer {self.tokens['all']}"}
+        url = self.cluster.urls[0]
+        with httpx.Client(base_url=url, headers=headers, timeout=60, trust_env=False) as http:
+            return fresh_metrics(http)
 
     def create(self, who: str, name: str, **more: Any) -> httpx.Response:
         """Create a topic."""
@@ -59,7 +67,7 @@ def limited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Limited]:
     settings = {"access": "tokens"}
     with (
         LocalCluster(tmp_path_factory.mktemp("quotas"), nodes=1, shards=1, settings=settings) as cluster,
-        httpx.Client(base_url=cluster.urls[0], timeout=20, trust_env=False) as http,
+        httpx.Client(base_url=cluster.urls[0], timeout=60, trust_env=False) as http,
     ):
         yield Limited(cluster, http, {"all": cluster.admin_token})
 
@@ -124,17 +132,19 @@ def test_requests_are_refused_from_their_head(limited: Limited) -> None:
     """With the time until one is let in. Those that need an admin of all are not, nor are others'."""
     limited.ask("eager", "GET", "/v1/topics")
     limited.limit("eager", requests_per_s=2)
-    answers = [limited.ask("eager", "GET", "/v1/topics") for _ in range(6)]
-    last = answers[-1]
-    assert 2 <= sum(each.status_code == 200 for each in answers) <= 4
-    said = last.json()
+    begun_s, taken = time.monotonic(), 0
+    while (first := limited.ask("eager", "GET", "/v1/topics")).status_code == 200:
+        taken += 1
+    assert 2 <= taken <= 2 + 2 * (time.monotonic() - begun_s)
+    said = first.json()
     assert (429, "quota", "requests_per_s", 2) == (
-        last.status_code,
+        first.status_code,
         *map(said.get, ("code", "field", "limit")),
     )
-    first = next(each for each in answers if each.status_code == 429)
-    assert 0 < first.json()["retry_after_ms"] <= 500 and "1" == first.headers["retry-after"]
-    assert 0 < said["retry_after_ms"] <= 1500
+    assert 0 < said["retry_after_ms"] <= 500 and "1" == first.headers["retry-after"]
+    while (second := limited.ask("eager", "GET", "/v1/topics")).status_code == 200:
+        pass
+    assert 0 < second.json()["retry_after_ms"] <= 1500
     assert "principal 'eager' has used up its requests_per_s at this shard" == said["detail"]
     assert 200 == limited.ask("calm", "GET", "/v1/topics").status_code
     assert 200 == limited.http.get("/livez").status_code
@@ -151,9 +161,7 @@ async def test_a_client_that_does_not_wait_is_muted(limited: Limited) -> None:
     limited.ask("pushy", "GET", "/v1/topics")
 
     def muted() -> float:
-        found = re.findall(
-            r"laminar_http_muted_total\{.*\} (\S+)", limited.ask("all", "GET", "/metrics").text
-        )
+        found = re.findall(r"laminar_http_muted_total\{.*\} (\S+)", limited.metrics())
         return sum(map(float, found))
 
     at = httpx.URL(limited.http.base_url)
@@ -163,19 +171,17 @@ async def test_a_client_that_does_not_wait_is_muted(limited: Limited) -> None:
         reader, writer = await asyncio.open_connection(at.host, at.port)
         proof = f"Authorization: Bearer {limited.tokens[who]}"
         request = f"GET /v1/topics HTTP/1.1\r\nHost: localhost\r\n{proof}\r\n\r\n".encode()
-        statuses, took_s = [], 0.0
-        for count in (60, 10):
-            begun_s = time.monotonic()
-            writer.write(request * count)
-            for _ in range(count):
+        statuses, begun_s = [], time.monotonic()
+        while not 5 <= statuses.count(429):  # 60 at once, but on a machine that stands still meanwhile
+            writer.write(request * 70)
+            for _ in range(70):
                 statuses.append((await read_answer(reader))[0])
-            took_s = time.monotonic() - begun_s
+        took_s = time.monotonic() - begun_s
         writer.close()
         limited.limit(name)
         assert {200, 429} == set(statuses), who
+        assert statuses.count(200) <= 50 + 50 * took_s + 1, who
         assert muted() - before >= times and (times or muted() == before)
-        # Each of the last ten was begun when the bucket had something again, or refused then.
-        assert not times or took_s > 0.05
 
 
 @pytest.mark.parametrize("chunked", [False, True], ids=["announced", "in chunks"])
@@ -185,14 +191,14 @@ def test_bytes_are_counted_both_ways(limited: Limited, chunked: bool) -> None:
     assert 201 == limited.create(who, f"{who}-t").status_code
     records, body = f"/v1/topics/{who}-t/partitions/0/records", b"x" * 50_000
     headers = {"content-type": "application/octet-stream"}
-    limited.limit(who, bytes_in_per_s=20_000)
+    limited.limit(who, bytes_in_per_s=2_000)
     sent = [
         limited.ask(who, "POST", records, content=iter([body]) if chunked else body, headers=headers)
         for _ in range(2)
     ]
     assert [201, 429] == [each.status_code for each in sent]
     assert "bytes_in_per_s" == sent[1].json()["field"] and 1000 < sent[1].json()["retry_after_ms"] < 60_000
-    limited.limit(who, bytes_out_per_s=20_000)
+    limited.limit(who, bytes_out_per_s=2_000)
     read = [limited.ask(who, "GET", f"{records}?offset=0") for _ in range(2)]
     assert [200, 429] == [each.status_code for each in read]
     assert "bytes_out_per_s" == read[1].json()["field"] and len(read[0].content) > 50_000
@@ -215,11 +221,7 @@ def test_connections_are_counted_while_they_are_open(limited: Limited) -> None:
         assert said["retry_after_ms"] == 1000 and "close" == answers[3].headers["connection"]
         assert 3 == clients[0].get("/v1/whoami").json()["usage"]["connections"]
         clients.pop(0).close()
-        for _ in range(100):
-            if clients[-1].get("/v1/topics").status_code == 200:
-                break
-        else:
-            pytest.fail("the place of a connection that was closed is not free")
+        until(lambda: clients[-1].get("/v1/topics").status_code == 200)  # its place is free
         assert 200 == limited.http.get("/livez").status_code
     finally:
         for client in clients:
@@ -241,13 +243,18 @@ def test_clients_wait_and_go_on(limited: Limited) -> None:
     assert ("quota", "topics", 2, 1) == (error.code, error.field, error.value, error.limit)
     assert not error.retriable and "whoami" in str(error)
 
-    async def more() -> list[int]:
+    async def more(first: int) -> list[int]:
         async with laminar.aio.connect(url, token=token) as client:
             topic = client.topic("patient-t")
-            return [(await topic.append(b"%d" % number)).offset for number in range(30, 60)]
+            appended = await asyncio.gather(*(topic.append(b"%d" % number) for number in range(30)))
+            return sorted(receipt.offset - first for receipt in appended)
 
-    assert list(range(30, 60)) == asyncio.run(more())
-    assert limited.refusals("patient") > 0, "no client was ever refused"
+    first = 30
+    while True:  # all at once: only a machine that stands still meanwhile refuses none of them
+        assert list(range(30)) == asyncio.run(more(first))
+        first += 30
+        if limited.refusals("patient") > 0:
+            break
 
 
 def test_cursors_count_for_who_made_them(limited: Limited) -> None:

@@ -28,7 +28,7 @@ class TokenNode:
         member = self.cluster.members[0]
         headers = {"authorization": f"Bearer {self.tokens[who]}"} if who else {}
         headers |= more.pop("headers", {})
-        until = time.monotonic() + 10
+        until = time.monotonic() + 60
         while True:
             url = f"http://{member.host}:{member.port + 1 + shard}{target}"
             answer = self.http.request(method, url, headers=headers, **more)

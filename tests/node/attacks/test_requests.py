@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gzip
-import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 
@@ -14,13 +13,14 @@ import pytest
 from laminar.batch import Codec, build
 from tests.http.serving import until
 from tests.node.api.asking import BATCH, ENVELOPES, NDJSON
-from tests.node.attacks.victim import Victim, victim
+from tests.node.attacks.victim import Victim, cpu_s, victim
 
 MIB = 1 << 20
 # Of the largest process, beside what it has when it is ready.
 MOST_GROWTH_BYTES = 400 * MIB
-# What another client waits at most, on a machine that is slow and loaded.
-MOST_WAIT_S = 4.0
+# What the node computes at most before another client is answered. In CPU time of all its threads: a busy
+# machine or a slow disk takes none.
+MOST_CPU_S = 4.0
 RECORDS = "/v1/topics/attacked/partitions/0/records"
 
 
@@ -34,23 +34,26 @@ def node() -> Iterator[Victim]:
 
 @asynccontextmanager
 async def others_served(node: Victim) -> AsyncIterator[list[float]]:
-    """While this runs another client appends; in the end the node is as it was. Yields its waits."""
+    """While this runs another client appends; in the end the node is as it was.
+
+    Yields the CPU seconds that the node used while each append waited for its answer.
+    """
     before = node.rss_bytes()
     waits: list[float] = []
 
     async def append() -> None:
-        async with httpx.AsyncClient(base_url=node.http.base_url, timeout=30, trust_env=False) as client:
+        async with httpx.AsyncClient(base_url=node.http.base_url, timeout=120, trust_env=False) as client:
             while True:
-                begun = time.monotonic()
+                begun = cpu_s(node.pids)
                 answer = await client.post("/v1/topics/innocent/partitions/0/records", content=b"x" * 100)
-                waits.append(time.monotonic() - begun)
+                waits.append(cpu_s(node.pids) - begun)
                 assert 201 == answer.status_code, answer.text
                 await asyncio.sleep(0.02)
 
     task = asyncio.create_task(append())
     try:
         yield waits
-        await until(lambda: bool(waits) or task.done())
+        await until(lambda: bool(waits) or task.done(), seconds=120)
     finally:
         done = task.done()
         task.cancel()
@@ -58,8 +61,8 @@ async def others_served(node: Victim) -> AsyncIterator[list[float]]:
     if done:
         task.result()
     grown = node.rss_bytes() - before
-    print(f"longest wait {max(waits) * 1000:.0f} ms of {len(waits)}, {grown / MIB:.0f} MiB more")
-    assert max(waits) < MOST_WAIT_S
+    print(f"longest wait {max(waits):.2f} s of CPU, of {len(waits)}, {grown / MIB:.0f} MiB more")
+    assert max(waits) < MOST_CPU_S
     assert grown < MOST_GROWTH_BYTES
     assert node.unharmed()
 
@@ -79,7 +82,7 @@ async def test_bodies_that_unfold_to_millions_of_records(
     """Ten at once, of 16 to 80 KB each."""
     body = gzip.compress(make(), 9)
     headers = {"Content-Type": kind, "Content-Encoding": "gzip"}
-    async with httpx.AsyncClient(base_url=node.http.base_url, timeout=60, trust_env=False) as client:
+    async with httpx.AsyncClient(base_url=node.http.base_url, timeout=120, trust_env=False) as client:
         async with others_served(node):
             asked = [client.post(RECORDS, content=body, headers=headers) for _ in range(10)]
             assert {413} == {answer.status_code for answer in await asyncio.gather(*asked)}
@@ -95,7 +98,7 @@ async def test_a_cursor_with_very_many_positions(
     body = b'{"positions":{' + b",".join(b'"%d":0' % number for number in range(positions)) + b"}}"
     folded = gzip.compress(body, 9), {"Content-Encoding": "gzip"}
     path = "/v1/topics/attacked/cursors/c"
-    async with httpx.AsyncClient(base_url=node.http.base_url, timeout=60, trust_env=False) as client:
+    async with httpx.AsyncClient(base_url=node.http.base_url, timeout=120, trust_env=False) as client:
         async with others_served(node):
             asked = [
                 client.put(path, content=sent, headers=given) for sent, given in [(body, {}), folded] * 5
@@ -112,7 +115,7 @@ async def test_a_batch_of_8_kilobytes_that_is_read_as_text(node: Victim) -> None
     made = node.http.post(RECORDS, content=frame, headers={"Content-Type": BATCH})
     assert made.status_code in (200, 201), made.text
     offset = made.json()["placed"][0]["offset"]
-    async with httpx.AsyncClient(base_url=node.http.base_url, timeout=60, trust_env=False) as client:
+    async with httpx.AsyncClient(base_url=node.http.base_url, timeout=120, trust_env=False) as client:
         async with others_served(node):
             for query in ({"limit": 1}, {}):
                 answer = await client.get(RECORDS, params={"offset": offset, **query})
@@ -133,6 +136,6 @@ async def test_reads_whose_answers_nobody_takes(node: Victim) -> None:
             writer.write(f"{get}\r\nHost: localhost\r\n\r\n".encode() * 150)
             await writer.drain()
             writers.append(writer)
-        await until(lambda: len(waits) > 20)
+        await until(lambda: len(waits) > 20, seconds=120)
         for writer in writers:
             writer.transport.abort()

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 import httpx
 import pytest
 
-from tests.node.attacks.victim import victim
+from tests.node.attacks.victim import cpu_s, victim
 
 POLL = (
     b"GET /v1/topics/polled/partitions/0/records?offset=%d&max_bytes=1&wait_ms=30000 HTTP/1.1\r\n"
@@ -20,6 +19,8 @@ RECEIVE = (
     b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (len(_BODY), _BODY)
 )
 CONNECTIONS, PIPELINED = 20, 500
+# What the node computes before another client is answered, in CPU time: a busy machine takes none.
+MOST_CPU_S = 1.5
 
 
 @pytest.mark.parametrize("request_bytes", [POLL % 0, RECEIVE], ids=["fetch", "receive"])
@@ -32,26 +33,26 @@ async def test_an_append_that_many_reads_wait_for_is_answered_at_once(request_by
         assert 201 == node.http.put("/v1/topics/polled", json={"partitions": 1}).status_code
         assert 201 == node.http.put("/v1/topics/polled/channels/c", json={}).status_code
         connections = [await asyncio.open_connection(url.host, url.port) for _ in range(CONNECTIONS)]
-        async with httpx.AsyncClient(base_url=url, timeout=30, trust_env=False) as client:
+        async with httpx.AsyncClient(base_url=url, timeout=60, trust_env=False) as client:
             for _, writer in connections:
                 writer.write(request_bytes * PIPELINED)
                 await writer.drain()
             # They were sent before this one, which is answered after their heads were read.
             assert 200 == (await client.get("/v1/topics/polled")).status_code
 
-            begun = time.monotonic()
+            used = [cpu_s(node.pids)]
             made = await client.post("/v1/topics/polled/partitions/0/records", content=b"x")
-            append_s = time.monotonic() - begun
-            begun = time.monotonic()
+            used.append(cpu_s(node.pids))
             assert 200 == (await client.get("/v1/topics/innocent")).status_code
-            other_s = time.monotonic() - begun
+            used.append(cpu_s(node.pids))
 
         assert 201 == made.status_code
         for reader, writer in connections:
             if request_bytes is not RECEIVE:  # a job is given to one of them
                 await reader.readuntil(b"\r\n\r\n")
             writer.close()
-        print(f"append {append_s * 1000:.0f} ms, another {other_s * 1000:.0f} ms")
-        assert append_s < 3
-        assert other_s < 3
+        append_s, other_s = used[1] - used[0], used[2] - used[1]
+        print(f"until the append's answer {append_s:.2f} s of CPU, until another's {other_s:.2f} s")
+        assert append_s < MOST_CPU_S
+        assert other_s < MOST_CPU_S
         assert node.unharmed()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,11 +11,12 @@ from pathlib import Path
 import httpx
 
 from laminar.testing.nodes import serve
+from tests.guards import RUN_VARIABLE
 
 
 @dataclass(frozen=True, slots=True)
 class Victim:
-    """`pids` are its processes as they were when it was ready."""
+    """`pids` are its processes as they were when it was ready; its client keeps its connection."""
 
     http: httpx.Client
     pids: frozenset[int]
@@ -32,14 +33,19 @@ class Victim:
         """
         answer = self.http.post("/v1/topics/innocent/partitions/0/records", content=b"x" * 100)
         assert 201 == answer.status_code, answer.text
-        assert self.pids <= processes_of(self.http.base_url.host), "a process ended"
+        assert all(map(runs, self.pids)), "a process ended"
         return True
 
 
 @contextmanager
 def victim(**settings: str | int) -> Iterator[Victim]:
     """One node of one shard, with a topic `innocent` of one partition."""
-    with serve(settings=settings) as url, httpx.Client(base_url=url, timeout=30, trust_env=False) as client:
+    # Where connections are used up, a new one in place of one that was idle for long would be refused.
+    kept = httpx.Limits(keepalive_expiry=None)
+    with (
+        serve(settings=settings) as url,
+        httpx.Client(base_url=url, timeout=60, limits=kept, trust_env=False) as client,
+    ):
         assert 201 == client.put("/v1/topics/innocent", json={"partitions": 1}).status_code
         pids = frozenset(processes_of(client.base_url.host))
         assert 3 == len(pids), "a supervisor, a controller and a shard"
@@ -47,32 +53,29 @@ def victim(**settings: str | int) -> Iterator[Victim]:
 
 
 def processes_of(host: str) -> set[int]:
-    """Return the processes of the node whose address is `host`, and no others of this process."""
-    mark = f"LAMINAR_HOST={host}".encode()
-    return {pid for pid in descendants(os.getpid()) if mark in environment_of(pid)}
+    """Return the processes of the node of this run whose address is `host`.
+
+    By all processes of the machine: the kernel's list of the children of one may lack some while others end.
+    """
+    wanted = {f"LAMINAR_HOST={host}".encode(), f"{RUN_VARIABLE}={os.environ[RUN_VARIABLE]}".encode()}
+    pids = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal())
+    return {pid for pid in pids if wanted <= environment_of(pid)}
 
 
-def environment_of(pid: int) -> list[bytes]:
+def environment_of(pid: int) -> set[bytes]:
     """Return the environment that a process was started with; nothing for one that ended."""
     try:
-        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        return set(Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
     except OSError:
-        return []
+        return set()
 
 
-def descendants(pid: int) -> set[int]:
-    """Return the processes below one."""
-    found: set[int] = set()
-    waiting = [pid]
-    while waiting:
-        for task in Path(f"/proc/{waiting.pop()}/task").glob("*/children"):
-            try:
-                children = [int(child) for child in task.read_text().split()]
-            except OSError:
-                continue
-            found.update(children)
-            waiting += children
-    return found
+def runs(pid: int) -> bool:
+    """Return whether a process has not ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
 
 
 def rss_bytes(pid: int) -> int:
@@ -81,3 +84,12 @@ def rss_bytes(pid: int) -> int:
         if line.startswith("VmRSS:"):
             return int(line.split()[1]) * 1024
     return 0
+
+
+def cpu_s(pids: Iterable[int]) -> float:
+    """Return the CPU time that processes have used, in seconds, of all their threads together."""
+    ticks = 0
+    for pid in pids:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")

@@ -148,6 +148,6 @@ async def test_a_shard_without_room_keeps_its_replica_from_standing_only_a_while
     offer = Offer(b"g", sender=2, receiver=1, term=1)
     installer.running[b"g"] = install.Progress(offer, "b")
 
-    await asyncio.wait_for(installer._run(partition, offer, "b"), 10)
+    await asyncio.wait_for(installer._run(partition, offer, "b"), 60)
     assert [True, False] == sits_out
     assert 1 == installer.abandoned

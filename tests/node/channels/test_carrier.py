@@ -680,7 +680,7 @@ async def test_a_copy_that_is_damaged_everywhere_is_a_dead_record(tmp_path: Path
         await damage(partition, partition.state.channels.copies[0].entry)
 
         channel = partition.state.channels.by_id[CHANNEL]
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while channel.dead != 2:
                 await delivery.receive(CHANNEL, wanted=1, wait_s=0.2)
         assert {each.reason for each in channel.aside.values()} == {"damaged"}
@@ -696,7 +696,7 @@ async def test_what_lies_beside_damage_is_given_out(tmp_path: Path) -> None:
 
         channel = partition.state.channels.by_id[CHANNEL]
         found: list[bytes] = []
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while len(found) < 2 or not channel.dead:
                 jobs = await delivery.receive(CHANNEL, wanted=3, wait_s=0.2)
                 if jobs is not None and jobs.total:

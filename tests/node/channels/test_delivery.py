@@ -52,7 +52,7 @@ async def append(partition: Partition, *values: bytes, **columns: Any) -> None:
     await partition.appends.append_frame(frame, Header.unpack(frame))
 
 
-async def given(delivery: Delivery, wanted: int = 10, wait_s: float = 5.0, **named: Any) -> Jobs:
+async def given(delivery: Delivery, wanted: int = 10, wait_s: float = 60.0, **named: Any) -> Jobs:
     jobs = await delivery.receive(CHANNEL, wanted=wanted, wait_s=wait_s, **named)
     assert jobs is not None, "nothing was given out in time"
     return jobs
@@ -120,7 +120,7 @@ async def test_a_consumer_waits_for_a_record_and_gets_it_when_it_is_committed(tm
     """Without a record it is answered after its wait; one that only asks is told when there is one."""
     async with delivering(tmp_path) as (partition, delivery):
         await nothing(delivery, 0.05)
-        asked = asyncio.create_task(delivery.receive(CHANNEL, wanted=0, wait_s=5.0))
+        asked = asyncio.create_task(delivery.receive(CHANNEL, wanted=0, wait_s=60.0))
         await asyncio.sleep(0)
         await append(partition, b"a")
 
@@ -140,10 +140,10 @@ async def test_a_snapshot_made_while_a_channel_is_opened_changes_nothing(tmp_pat
             opening = asyncio.ensure_future(delivery.open(CHANNEL + 1, "mails", 2, QUICK))
             committed = partition.log.last_index
             # The opening is proposed after two turns of the loop, and committed when it is on the disk.
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while CHANNEL + 1 not in partition.state.channels.by_id:  # noqa: ASYNC110  # turns of the loop
                     await asyncio.sleep(0)
-            waiting = asyncio.ensure_future(delivery.receive(CHANNEL + 1, wanted=1, wait_s=5.0))
+            waiting = asyncio.ensure_future(delivery.receive(CHANNEL + 1, wanted=1, wait_s=60.0))
             await asyncio.sleep(0)
             assert not opening.done(), "it is committed already: the snapshot has nothing to roll back"
 
@@ -153,11 +153,11 @@ async def test_a_snapshot_made_while_a_channel_is_opened_changes_nothing(tmp_pat
         await opening
         await append(partition, b"a", b"b")
         first = await waiting
-        second = await delivery.receive(CHANNEL + 1, wanted=10, wait_s=5.0)
+        second = await delivery.receive(CHANNEL + 1, wanted=10, wait_s=60.0)
         assert first is not None and second is not None
         assert (offsets(first), offsets(second)) == ([0], [1])
         assert await delivery.settle(CHANNEL + 1, steps("nack", first)) == (1, [])
-        again = await delivery.receive(CHANNEL + 1, wanted=10, wait_s=5.0)
+        again = await delivery.receive(CHANNEL + 1, wanted=10, wait_s=60.0)
         assert again is not None and (offsets(again), attempts(again)) == ([0], [2])
 
 
@@ -324,7 +324,7 @@ async def test_what_ends_while_the_leader_is_confirmed_is_not_extended(tmp_path:
 async def test_a_request_that_ends_as_it_is_answered_is_given_nothing(tmp_path: Path) -> None:
     """Its records are out by then: they are released, and it costs no attempt."""
     async with delivering(tmp_path) as (partition, delivery):
-        asked = [asyncio.create_task(delivery.receive(CHANNEL, wanted=1, wait_s=5.0)) for _ in range(2)]
+        asked = [asyncio.create_task(delivery.receive(CHANNEL, wanted=1, wait_s=60.0)) for _ in range(2)]
         await asyncio.sleep(0)
         # Of two that are answered in one turn the second is cancelled before it runs.
         one, _ = [each.future for each in delivery._lines.by_id[CHANNEL].waiting]
@@ -365,7 +365,7 @@ async def test_what_a_consumer_that_is_gone_was_given_is_released(tmp_path: Path
     async with delivering(tmp_path) as (partition, delivery):
         await append(partition, b"a", b"b", b"c")
         for turns in range(12):
-            asked = asyncio.create_task(delivery.receive(CHANNEL, wanted=2, wait_s=5.0))
+            asked = asyncio.create_task(delivery.receive(CHANNEL, wanted=2, wait_s=60.0))
             for _ in range(turns):
                 await asyncio.sleep(0)
             asked.cancel()

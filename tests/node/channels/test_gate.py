@@ -51,7 +51,7 @@ class Before:
     async def again(self) -> None:
         """Wait until it was asked, and has answered, once more."""
         self.asked.clear()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await self.asked.wait()
         await asyncio.sleep(0)
 

@@ -106,12 +106,12 @@ async def test_a_leader_that_is_cut_off_gives_out_nothing() -> None:
         asked = asyncio.create_task(consumers.of(old).receive(CHANNEL, wanted=1, wait_s=20.0))
 
         new = await cluster.leader(among=[node for node in cluster.members if node != old.node])
-        jobs = await consumers.of(new).receive(CHANNEL, wanted=1, wait_s=10.0)
+        jobs = await consumers.of(new).receive(CHANNEL, wanted=1, wait_s=60.0)
 
         assert jobs is not None and jobs.total == 1
         cluster.heal()
         with pytest.raises(Problem):
-            await asyncio.wait_for(asked, 20)
+            await asyncio.wait_for(asked, 60)
         await cluster.settled()
         channels = new.partition.state.channels
         assert list(channels.by_id[CHANNEL].out) == [0]
@@ -128,7 +128,7 @@ async def test_a_leader_that_is_cut_off_tells_no_stream_of_an_end() -> None:
         await consumers.open(ChannelSettings())
         await append(cluster, [b"a"], [None])
         old = await cluster.leader()
-        jobs = await consumers.of(old).receive(CHANNEL, wanted=1, wait_s=10.0)
+        jobs = await consumers.of(old).receive(CHANNEL, wanted=1, wait_s=60.0)
         assert jobs is not None
         named = Named(0, 0, 1, jobs.runs[0].delivery)
         cluster.cut_off(old.node)
@@ -147,7 +147,7 @@ async def test_a_leader_that_is_cut_off_tells_no_stream_of_an_end() -> None:
         cluster.heal()
         for each in (said, asked):
             with pytest.raises(Problem):
-                await asyncio.wait_for(each, 20)
+                await asyncio.wait_for(each, 60)
         consumers.stop()
 
 
@@ -249,7 +249,7 @@ async def test_a_leader_that_is_cut_off_says_nothing_of_what_it_can_not_know(wha
         await consumers.open(ChannelSettings())
         await append(cluster, [b"a"], [None])
         old = await cluster.leader()
-        jobs = await consumers.of(old).receive(CHANNEL, wanted=1, wait_s=10.0)
+        jobs = await consumers.of(old).receive(CHANNEL, wanted=1, wait_s=60.0)
         assert jobs is not None
         ack = Step("ack", Named(0, 0, 1, jobs.runs[0].delivery))
         assert await consumers.settle(ack)
@@ -267,11 +267,11 @@ async def test_a_leader_that_is_cut_off_says_nothing_of_what_it_can_not_know(wha
 
         new = await cluster.leader(among=[node for node in cluster.members if node != old.node])
         await consumers.of(new).seek(CHANNEL, 0)
-        again = await consumers.of(new).receive(CHANNEL, wanted=1, wait_s=10.0)
+        again = await consumers.of(new).receive(CHANNEL, wanted=1, wait_s=60.0)
         assert again is not None and again.total == 1
         cluster.heal()
         with pytest.raises(Problem):
-            await asyncio.wait_for(asked, 20)
+            await asyncio.wait_for(asked, 60)
         consumers.stop()
 
 
@@ -283,7 +283,7 @@ async def test_a_leader_that_is_cut_off_does_not_say_that_nothing_is_dead(what: 
         await consumers.open(ChannelSettings(max_attempts=1))
         await append(cluster, [b"a"], [None])
         old = await cluster.leader()
-        jobs = await consumers.of(old).receive(CHANNEL, wanted=1, wait_s=10.0)
+        jobs = await consumers.of(old).receive(CHANNEL, wanted=1, wait_s=60.0)
         assert jobs is not None
         await cluster.settled()
         cluster.cut_off(old.node)
@@ -297,7 +297,7 @@ async def test_a_leader_that_is_cut_off_does_not_say_that_nothing_is_dead(what: 
         assert new.partition.state.channels.by_id[CHANNEL].aside[0].why is Why.DEAD
         cluster.heal()
         with pytest.raises(Problem):
-            await asyncio.wait_for(asked, 20)
+            await asyncio.wait_for(asked, 60)
         again = consumers.of(new)
         assert await (again.retry_dead if what == "retry" else again.drop_dead)(CHANNEL, None) == 1
         consumers.stop()

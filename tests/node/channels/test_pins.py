@@ -89,7 +89,7 @@ async def test_a_batch_that_is_not_committed_gives_its_jobs_their_time_again(tmp
         later = await given(delivery, timeout_ms=2 * SECOND_MS)
         await delivery.pin(BATCH, acks(later))
         await delivery.end_pins(BATCH, done=False)
-        again = await given(delivery, wait_s=5.0)
+        again = await given(delivery, wait_s=60.0)
         assert (offsets(again), attempts(again)) == ([2], [2]), "its time is over"
 
 
@@ -200,7 +200,7 @@ async def test_the_next_leader_ends_what_the_one_before_has_pinned(done: bool) -
         await consumers.open(ChannelSettings(retry_ms=0))
         await append_to(cluster, [b"a", b"b"], [None] * 2)
         first = await cluster.leader()
-        jobs = await consumers.of(first).receive(CHANNEL, wanted=1, wait_s=5.0, timeout_ms=SECOND_MS)
+        jobs = await consumers.of(first).receive(CHANNEL, wanted=1, wait_s=60.0, timeout_ms=SECOND_MS)
         assert jobs is not None
         index = await consumers.of(first).pin(BATCH, acks(jobs))
         await first.kill()
@@ -231,7 +231,7 @@ async def test_a_leader_that_was_deposed_does_not_say_that_pins_have_ended() -> 
         await consumers.open(ChannelSettings())
         await append_to(cluster, [b"a"], [None])
         old = await cluster.leader()
-        jobs = await consumers.of(old).receive(CHANNEL, wanted=1, wait_s=5.0)
+        jobs = await consumers.of(old).receive(CHANNEL, wanted=1, wait_s=60.0)
         assert jobs is not None
         cluster.cut_off(old.node)
         asked = asyncio.create_task(consumers.of(old).end_pins(BATCH, done=True, index=99))
@@ -239,7 +239,7 @@ async def test_a_leader_that_was_deposed_does_not_say_that_pins_have_ended() -> 
         index = await consumers.of(new).pin(BATCH, acks(jobs))
         cluster.heal()
         with pytest.raises(Problem) as problem:
-            await asyncio.wait_for(asked, 20)
+            await asyncio.wait_for(asked, 60)
         assert problem.value.code == "not_leader"
         assert new.partition.state.channels.pins[BATCH].entry == index
         consumers.stop()
@@ -252,7 +252,7 @@ async def test_a_leader_that_was_deposed_does_not_say_that_a_pinned_job_is_exten
         await consumers.open(ChannelSettings())
         await append_to(cluster, [b"a"], [None])
         old = await cluster.leader()
-        jobs = await consumers.of(old).receive(CHANNEL, wanted=1, wait_s=5.0)
+        jobs = await consumers.of(old).receive(CHANNEL, wanted=1, wait_s=60.0)
         assert jobs is not None
         await consumers.of(old).pin(BATCH, acks(jobs))
         cluster.cut_off(old.node)
@@ -261,7 +261,7 @@ async def test_a_leader_that_was_deposed_does_not_say_that_a_pinned_job_is_exten
         await consumers.of(new).end_pins(BATCH, done=True)
         cluster.heal()
         with pytest.raises(Problem) as problem:
-            await asyncio.wait_for(asked, 20)
+            await asyncio.wait_for(asked, 60)
         assert problem.value.code == "not_leader"
         consumers.stop()
 
@@ -276,13 +276,13 @@ async def test_a_leader_that_was_deposed_does_not_call_a_job_late() -> None:
         new = await cluster.leader(among=[node for node in cluster.members if node != old.node])
         frame = build([b"a"])
         await new.partition.appends.append_frame(frame, Header.unpack(frame))
-        jobs = await consumers.of(new).receive(CHANNEL, wanted=1, wait_s=5.0)
+        jobs = await consumers.of(new).receive(CHANNEL, wanted=1, wait_s=60.0)
         assert jobs is not None
         asked = asyncio.create_task(consumers.of(old).pin(BATCH, acks(jobs)))
         await asyncio.wait([asked], timeout=0.1)
         cluster.heal()
         with pytest.raises(Problem) as problem:
-            await asyncio.wait_for(asked, 20)
+            await asyncio.wait_for(asked, 60)
         assert (problem.value.code, problem.value.outcome) == ("not_leader", "not_applied")
         assert await consumers.of(new).pin(BATCH, acks(jobs))
         consumers.stop()
@@ -295,7 +295,7 @@ async def test_a_pin_is_answered_when_a_majority_has_it() -> None:
         await consumers.open(ChannelSettings())
         await append_to(cluster, [b"a"], [None])
         old = await cluster.leader()
-        jobs = await consumers.of(old).receive(CHANNEL, wanted=1, wait_s=5.0)
+        jobs = await consumers.of(old).receive(CHANNEL, wanted=1, wait_s=60.0)
         assert jobs is not None
         cluster.cut_off(old.node)
         asked = asyncio.create_task(consumers.of(old).pin(BATCH, acks(jobs)))
@@ -303,7 +303,7 @@ async def test_a_pin_is_answered_when_a_majority_has_it() -> None:
         assert not asked.done()
         cluster.heal()
         with pytest.raises(Problem):
-            await asyncio.wait_for(asked, 20)
+            await asyncio.wait_for(asked, 60)
         await cluster.settled()
         assert not new.partition.state.channels.pins
         consumers.stop()

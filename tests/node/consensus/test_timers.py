@@ -63,7 +63,7 @@ async def test_a_deadline_that_has_moved_since_it_was_scheduled_comes_all_the_sa
     group: Any = Group(1, clock.monotonic_ms() + 10, interval_ms=60_000)
     driver.add(group)
     group.due_ms += 20
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not group.expired:  # noqa: ASYNC110  # counted
             await asyncio.sleep(0.002)
     driver.stop()
@@ -89,7 +89,7 @@ async def test_one_timer_serves_all_groups_also_when_many_are_due_at_once() -> N
     for group in groups:
         driver.add(group)
     ticks = []
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         for interval in range(1, 13):
             while sum(group.expired for group in groups) < interval * len(groups):  # noqa: ASYNC110  # counted
                 await asyncio.sleep(0.002)
@@ -135,14 +135,14 @@ async def test_an_alarm_rings_once_at_the_earliest_instant_that_was_asked_for() 
     alarm.set(now_ms + 60_000)
     alarm.set(now_ms + 1)
     alarm.set(now_ms + 30_000)
-    await asyncio.wait_for(done.wait(), 10)
+    await asyncio.wait_for(done.wait(), 60)
     assert [now_ms + 1] == rung
 
     done.clear()
     alarm.set(now_ms + 60_000)
     alarm.set_next_turn()
     alarm.set(now_ms)
-    await asyncio.wait_for(done.wait(), 10)
+    await asyncio.wait_for(done.wait(), 60)
     assert [now_ms + 1, None] == rung
 
     alarm.set_next_turn()

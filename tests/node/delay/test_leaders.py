@@ -34,7 +34,7 @@ async def test_a_leader_that_is_cut_off_does_not_say_that_a_record_is_pending() 
 
         cluster.heal()
         with pytest.raises(Problem) as refused:
-            await asyncio.wait_for(asked, 20)
+            await asyncio.wait_for(asked, 60)
         assert refused.value.code == "not_leader"
 
 
@@ -54,6 +54,6 @@ async def test_a_leader_that_is_cut_off_does_not_say_that_a_record_is_cancelled(
 
         cluster.heal()
         with pytest.raises(Problem):
-            await asyncio.wait_for(asked, 20)
+            await asyncio.wait_for(asked, 60)
         await cluster.settled()
         assert len(old.partition.state.delayed) == 1

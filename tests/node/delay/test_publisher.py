@@ -69,7 +69,7 @@ async def append(partition: Partition, *values: bytes, **columns: Any) -> Receip
 
 async def read(partition: Partition, count: int, offset: int = 0) -> list[Batch]:
     """Return the batches with the first `count` records, as soon as these are there."""
-    assert await partition.reader.wait_past(offset + count - 1, 20.0), "they are not published in time"
+    assert await partition.reader.wait_past(offset + count - 1, 60.0), "they are not published in time"
     frames = await partition.reader.frames(offset, max_bytes=1 << 30)
     return [Batch(frame) for frame in frames]
 
@@ -264,7 +264,7 @@ async def test_a_moved_record_of_an_entry_that_could_not_be_read_comes_when_it_c
         monkeypatch.setattr(publisher.contents, "batch", batch)
         await asyncio.sleep(0.5)
         broken.clear()
-        assert await partition.reader.wait_past(0, 5.0), "it is not published soon"
+        assert await partition.reader.wait_past(0, 60.0), "it is not published soon"
 
 
 async def test_a_record_that_is_moved_while_it_is_copied_is_published_in_time(
@@ -286,7 +286,7 @@ async def test_a_record_that_is_moved_while_it_is_copied_is_published_in_time(
         carrier.keep(partition.log.last_index)
         await carrier.finished()
         assert (carrier.copied, partition.end_offset) == (2, 0)
-        assert await partition.reader.wait_past(0, 5.0), "it is not published in time"
+        assert await partition.reader.wait_past(0, 60.0), "it is not published in time"
         assert values(await read(partition, 1)) == [b"moved"]
         carrier.stop()
 
@@ -330,7 +330,7 @@ async def test_a_partition_that_has_ended_publishes_nothing(tmp_path: Path) -> N
         clock.now_ms += 60_000
         publisher.wake()
 
-        await asyncio.wait_for(task, 20)
+        await asyncio.wait_for(task, 60)
         assert (publisher.published, partition.end_offset, len(publisher.delayed)) == (0, 0, 1)
 
 

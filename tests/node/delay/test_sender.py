@@ -34,7 +34,7 @@ async def test_a_batch_is_sent_with_the_earliest_time_of_now(tmp_path: Path) -> 
         batch = await sent.get()
         task, again = sender._task, asyncio.create_task(sent.get())
         assert task is not None
-        await asyncio.wait({task, again}, return_when=asyncio.FIRST_COMPLETED, timeout=20)
+        await asyncio.wait({task, again}, return_when=asyncio.FIRST_COMPLETED, timeout=60)
         sender.stop()
 
         assert not again.done(), "it is sent again"

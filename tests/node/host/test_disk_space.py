@@ -153,7 +153,7 @@ def test_on_a_nearly_full_disk_appends_are_refused_and_all_else_goes_on(
         "low_water_percent": "20",
     }
     ballast = small_disk / "ballast"
-    with serve(settings=settings) as url, httpx.Client(base_url=url, timeout=20, trust_env=False) as http:
+    with serve(settings=settings) as url, httpx.Client(base_url=url, timeout=60, trust_env=False) as http:
         assert 201 == http.put("/v1/topics/t", json={}).status_code
         assert 201 == http.put(CHANNEL, json={}).status_code
         partition = Partition(http, "t")
@@ -234,7 +234,7 @@ def test_on_a_nearly_full_disk_consumers_go_on_and_make_room(
         "low_water_percent": "20",
     }
     ballast = small_disk / "ballast"
-    with serve(settings=settings) as url, httpx.Client(base_url=url, timeout=20, trust_env=False) as http:
+    with serve(settings=settings) as url, httpx.Client(base_url=url, timeout=60, trust_env=False) as http:
         assert 201 == http.put("/v1/topics/t", json={"settings": {"retention_bytes": 0}}).status_code
         assert 201 == http.put(CHANNEL, json={}).status_code
         partition = Partition(http, "t")
@@ -270,7 +270,7 @@ def test_trimming_a_full_disk_makes_room_at_once(small_disk: Path, monkeypatch: 
     """
     monkeypatch.setattr(tempfile, "tempdir", str(small_disk))
     settings: dict[str, str | int] = {"journal_file_bytes": 4 * MIB, "low_water_percent": "20"}
-    with serve(settings=settings) as url, httpx.Client(base_url=url, timeout=20, trust_env=False) as http:
+    with serve(settings=settings) as url, httpx.Client(base_url=url, timeout=60, trust_env=False) as http:
         assert 201 == http.put("/v1/topics/t", json={}).status_code
         partition = Partition(http, "t")
         for _ in range(30):
@@ -327,7 +327,7 @@ def test_a_disk_that_is_full_before_it_is_seen_to_be_low_gets_room_by_what_is_gi
         "segment_size_bytes": MIB,
         "low_water_percent": "20",
     }
-    with serve(settings=settings) as url, httpx.Client(base_url=url, timeout=10, trust_env=False) as http:
+    with serve(settings=settings) as url, httpx.Client(base_url=url, timeout=60, trust_env=False) as http:
         for topic in ("t", "u"):
             assert 201 == http.put(f"/v1/topics/{topic}", json={}).status_code
         kept, abandoned = Partition(http, "t"), Partition(http, "u")

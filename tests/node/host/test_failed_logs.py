@@ -53,7 +53,7 @@ async def test_a_process_with_a_failed_log_ends_when_there_is_room(monkeypatch: 
     await asyncio.sleep(0.01)
     assert not process.ended
     process.storage.refusal = None
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         await task
 
     [error] = process.ended

@@ -64,7 +64,7 @@ async def test_whatever_goes_wrong_with_a_batch_every_append_is_answered(
             with monkeypatch.context() as patch:
                 asked = [partition.appends.append_records(Records([b"x" * BATCH_BYTES])) for _ in range(4)]
                 patch.setattr(place, broken)
-                answers = await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), 10)
+                answers = await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), 60)
             for answer in answers:
                 assert isinstance(answer, Problem), answer
                 assert ("internal_error", outcome) == (answer.code, answer.outcome)

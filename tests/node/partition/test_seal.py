@@ -52,7 +52,7 @@ def keyed(key: bytes, content: int) -> bytearray:
 async def problem_of(made: Any) -> Problem:
     """The refusal of what is called, or of the future that it returns."""
     with pytest.raises(Problem) as problem:
-        await asyncio.wait_for(made(), 20)
+        await asyncio.wait_for(made(), 60)
     return problem.value
 
 
@@ -287,9 +287,9 @@ async def test_a_reader_at_the_final_end_does_not_wait(tmp_path: Path) -> None:
 
         await partition.propose_seal(SEAL)
 
-        assert not await asyncio.wait_for(waiting, 20)
-        assert not await asyncio.wait_for(partition.reader.wait_past(2, 600), 20)
-        assert not await asyncio.wait_for(partition.reader.wait_past(7, 600), 20)
+        assert not await asyncio.wait_for(waiting, 60)
+        assert not await asyncio.wait_for(partition.reader.wait_past(2, 600), 60)
+        assert not await asyncio.wait_for(partition.reader.wait_past(7, 600), 60)
         assert await partition.reader.wait_past(1, 0)
         assert [b"a", b"b"] == await values(partition)
 
@@ -478,7 +478,7 @@ async def test_a_seal_that_is_cut_is_nobodys_end() -> None:
         cluster.heal()
         for each in (sealing, waiting):
             with pytest.raises(Problem) as problem:
-                await asyncio.wait_for(each, 20)
+                await asyncio.wait_for(each, 60)
             assert ("not_leader", "not_applied") == (problem.value.code, problem.value.outcome)
         await cluster.settled()
         assert {"open"} == {member.partition.state.succession.status for member in cluster.alive}
@@ -569,7 +569,7 @@ async def test_a_replica_that_was_away_learns_of_the_end() -> None:
         await leader.partition.cursor_commands.set("c", 1, expected=None, check=False, owner="", now_ms=1)
         await away.start()
         reading = asyncio.ensure_future(away.partition.reader.wait_past(1, 600))
-        assert not await asyncio.wait_for(reading, 20)
+        assert not await asyncio.wait_for(reading, 60)
         await cluster.settled()
         assert leader.partition.state.state() == away.partition.state.state()
         leader.driver.transfer(leader.replica, away.replica_id)

@@ -28,7 +28,7 @@ from tests.node.catalog.test_route_requests import ask, controller_of, until_ena
 async def node(tmp_path: Path) -> AsyncIterator[EmbeddedNode]:
     async with laminar.embed(tmp_path / "data", journal_file_bytes=4 << 20) as running:
         await running.client.create_topic("t", partitions=2)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await until_enabled(running)
         yield running
 
@@ -45,7 +45,7 @@ def partition_of(node: EmbeddedNode, number: int) -> Partition:
 
 async def until(check: Callable[[], bool], what: Callable[[], object] = lambda: "") -> None:
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while True:
                 if check():
                     return
@@ -95,7 +95,7 @@ async def test_a_partition_splits_and_its_parts_are_merged(node: EmbeddedNode) -
 
 
 def metrics_of(node: EmbeddedNode) -> str:
-    with urllib.request.urlopen(f"{node.url}/metrics", timeout=20) as answer:
+    with urllib.request.urlopen(f"{node.url}/metrics", timeout=60) as answer:
         return str(answer.read().decode())
 
 
@@ -121,7 +121,7 @@ async def test_a_change_waits_for_what_is_under_way_and_says_so(node: EmbeddedNo
     await stage(input_, prepare=True)
     await begin(node, 0, cuts=[9_000], wait_ms=60_000)
     said: list[str] = []
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not any("partition 0: 1 transactions" in each for each in said):
             said = await waits_for(node)
             await asyncio.sleep(0.05)
@@ -204,7 +204,7 @@ async def test_a_change_goes_on_after_a_restart(tmp_path: Path) -> None:
         async with laminar.embed(tmp_path / "data", journal_file_bytes=4 << 20) as node:
             if not again:
                 await node.client.create_topic("t", partitions=2)
-                async with asyncio.timeout(30):
+                async with asyncio.timeout(60):
                     await until_enabled(node)
                 await stage(partition_of(node, 0), prepare=True)
                 await begin(node, 0, cuts=[9_000], wait_ms=3_600_000)
@@ -218,7 +218,7 @@ async def test_a_change_goes_on_after_a_restart(tmp_path: Path) -> None:
 
 async def test_a_split_over_the_quota_says_of_what(node: EmbeddedNode) -> None:
     controller_of(node).service._routes._max_partitions = 3
-    async with httpx.AsyncClient() as http:
+    async with httpx.AsyncClient(timeout=60) as http:
         asked = {"after": 0, "inputs": [0], "cuts": [9_000]}
         answer = await http.post(f"{node.url}/v1/topics/t/routes", json=asked)
 

@@ -197,7 +197,7 @@ async def test_reading_a_partition_by_number_ends_with_it(node: EmbeddedNode) ->
     reading = asyncio.create_task(read())
     await until(lambda: len(found) == 1)
     await topic.move(0, wait=10)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await reading
     assert [b"one"] == found
 

@@ -95,7 +95,7 @@ async def test_what_a_view_lacks_is_not_closed_before_the_catalog_has_confirmed_
         await node.client.request_json("DELETE", "/v1/topics/t/channels/c")
         for _ in range(2):
             asked.clear()
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 await asked.wait()
         assert [1, 1] == [len(ids(node, number)) for number in (0, 1)]
     await until_closed(node)
@@ -117,7 +117,7 @@ async def test_what_was_deleted_while_it_was_opened_is_closed_again(
 
     monkeypatch.setattr(Delivery, "open", late)
     creating = asyncio.create_task(create(node))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await opened.wait()
     await node.client.request_json("DELETE", "/v1/topics/t/channels/c")
     with pytest.raises(laminar.NotFound):

@@ -150,7 +150,7 @@ async def test_what_consumers_do_is_of_who_did_it_and_times_are_of_no_one(tmp_pa
             assert [("acked", 2, "b"), ("acked", 3, "b")] == told(ring)
 
             found: list[tuple[str, int | None, str | None]] = []
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 while len(found) < 2:
                     await asyncio.sleep(0.02)
                     found += told(ring)

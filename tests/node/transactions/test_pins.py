@@ -71,7 +71,7 @@ async def world(folder: Path) -> AsyncIterator[World]:
         await delivery.open(CHANNEL, "billing", 1, SECOND)
         frame = build([b"a"])
         await partition.appends.append_frame(frame, Header.unpack(frame))
-        jobs = await delivery.receive(CHANNEL, wanted=1, wait_s=5.0, timeout_ms=60_000)
+        jobs = await delivery.receive(CHANNEL, wanted=1, wait_s=60.0, timeout_ms=60_000)
         assert jobs is not None
         coordinator, _ = coordinator_of(other)
         pins = AbandonedPins(Services([partition]), deliveries, coordinator)
@@ -170,7 +170,7 @@ async def test_batches_that_stay_pinned_delay_no_other(
     async with world(tmp_path) as here:
         frame = build([b"b"])
         await here.partition.appends.append_frame(frame, Header.unpack(frame))
-        jobs = await here.delivery.receive(CHANNEL, wanted=1, wait_s=5.0, timeout_ms=60_000)
+        jobs = await here.delivery.receive(CHANNEL, wanted=1, wait_s=60.0, timeout_ms=60_000)
         assert jobs is not None
         stays = (b"o" * 16, 0, (await here.coordinator.begin(b"o" * 16, "o")).epoch)
         over = (SINK, 0, (await here.coordinator.begin(SINK, "s")).epoch)
@@ -208,14 +208,14 @@ async def test_a_coordinator_that_does_not_answer_delays_no_other(
         tasks: list[asyncio.Task[None]] = []
         frame = build([b"b"])
         await here.partition.appends.append_frame(frame, Header.unpack(frame))
-        jobs = await here.delivery.receive(CHANNEL, wanted=1, wait_s=5.0, timeout_ms=60_000)
+        jobs = await here.delivery.receive(CHANNEL, wanted=1, wait_s=60.0, timeout_ms=60_000)
         assert jobs is not None
         stays = (b"o" * 16, 0, 1)
         over = (SINK, 0, (await here.coordinator.begin(SINK, "s")).epoch)
         await here.delivery.pin(stays, here.acks)
         await here.delivery.pin(over, [PartAcks(CHANNEL, [Named(0, 1, 2, jobs.runs[0].delivery)])])
         AbandonedPins(Running([here.partition]), here.pins._deliveries, Slow())  # type: ignore[arg-type]
-        await asyncio.wait_for(began.wait(), 20)
+        await asyncio.wait_for(began.wait(), 60)
         await here.coordinator.begin(SINK, "s")
         for _ in range(2_000):
             if over not in here.pinned:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import socket
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 from laminar.node.transport.transport import Address, Channel, Limits, Peer, TcpAddress, Transport
 
 CLUSTER = b"c" * 16
 # How long tests wait for what should come at once.
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 QUICK = Limits(ping_interval_ms=40, silent_pings=3, connect_timeout_ms=30_000)
 # Nothing is sent but what a test sends, and silence tells nothing.
 NO_PINGS = Limits(ping_interval_ms=3_600_000)
@@ -54,6 +56,17 @@ async def soon(condition: Callable[[], bool]) -> None:
 async def get(queue: asyncio.Queue[T]) -> T:
     """The next item, in time."""
     return await asyncio.wait_for(queue.get(), PATIENCE_S)
+
+
+@contextmanager
+def refusing() -> Iterator[tuple[socket.socket, TcpAddress]]:
+    """A port that refuses connections, as nothing listens there, and that nobody else gets meanwhile.
+
+    Yields its socket, which may listen later, and its address.
+    """
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield held, TcpAddress("127.0.0.1", held.getsockname()[1])
 
 
 class Proxy:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 
 import pytest
 
-from laminar.node.transport.transport import CallTimeout, Peer, PeerLost, RemoteError, TcpAddress
-from tests.node.transport.ends import PATIENCE_S, Make, soon
+from laminar.node.transport.transport import CallTimeout, Peer, PeerLost, RemoteError
+from tests.node.transport.ends import PATIENCE_S, Make, refusing, soon
 
 
 async def answer_all(peer: Peer, method: str, payload: bytes) -> bytes:
@@ -104,9 +103,6 @@ async def test_a_call_over_a_lost_connection_fails_at_once(make: Make) -> None:
 async def test_a_call_to_nobody_fails_at_once(make: Make) -> None:
     """A refused connect is an answer too."""
     a = await make("a")
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        address = TcpAddress("127.0.0.1", closed.getsockname()[1])
-
-    with pytest.raises(PeerLost) as lost:
+    with refusing() as (_, address), pytest.raises(PeerLost) as lost:
         await asyncio.wait_for(a.transport.call(address, "hi", b"", timeout=600), PATIENCE_S)
     assert not lost.value.sent

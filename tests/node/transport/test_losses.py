@@ -6,7 +6,6 @@ import asyncio
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,7 +15,7 @@ from pathlib import Path
 
 from laminar.node.transport.dialer import FIRST_PAUSE_S, LONGEST_PAUSE_S, pause_s
 from laminar.node.transport.transport import Channel, Limits, Peer, TcpAddress
-from tests.node.transport.ends import NO_PINGS, QUICK, Make, get, soon
+from tests.node.transport.ends import NO_PINGS, QUICK, Make, get, refusing, soon
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -24,19 +23,19 @@ ROOT = Path(__file__).resolve().parents[3]
 async def test_a_refused_connect_is_news_and_the_next_send_waits_a_little(make: Make) -> None:
     """`on_lost` with the address; in the pause after it frames are dropped, then it connects again."""
     a = await make("a")
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        address = TcpAddress("127.0.0.1", closed.getsockname()[1])
+    with refusing() as (held, address):
+        loop = asyncio.get_running_loop()
+        before_s = loop.time()
+        assert a.transport.send(address, Channel.CONTROL, [b"x"])
 
-    loop = asyncio.get_running_loop()
-    before_s = loop.time()
-    assert a.transport.send(address, Channel.CONTROL, [b"x"])
-
-    assert await get(a.lost) == address
-    paused = not a.transport.send(address, Channel.CONTROL, [b"x"])
-    assert paused or loop.time() >= before_s + FIRST_PAUSE_S / 2
-    b = await make("b", listen=socket.create_server(tuple(address)))
-    await soon(lambda: a.transport.send(address, Channel.CONTROL, [b"y"]))
-    assert bytes((await get(b.frames))[2]) == b"y"
+        assert await get(a.lost) == address
+        paused = not a.transport.send(address, Channel.CONTROL, [b"x"])
+        assert paused or loop.time() >= before_s + FIRST_PAUSE_S / 2
+        held.listen()
+        b = await make("b", listen=held)
+        await soon(lambda: a.transport.send(address, Channel.CONTROL, [b"y"]))
+        received = await get(b.frames)
+        assert bytes(received[2]) == b"y"
 
 
 def test_pauses_double_up_to_a_limit() -> None:
@@ -106,14 +105,22 @@ async def test_a_peer_that_is_silent_is_given_up(make: Make) -> None:
             a.transport.send(address, channel, [b"x"])
         await get(a.up)
         await get(a.up)
-        await soon(lambda: bool(a.transport.round_trips_s()))
+
+        def has_ponged() -> bool:
+            # On a slow machine it may have been silent for too long already, and is connected to anew.
+            for channel in (Channel.CONTROL, Channel.BULK):
+                a.transport.send(address, channel, [b"x"])
+            return bool(a.transport.round_trips_s())
+
+        await soon(has_ponged)
 
         os.kill(process.pid, signal.SIGSTOP)
 
         lost = await get(a.lost)
         assert isinstance(lost, Peer)
         assert lost.node == "k"
-        assert (a.count("silent"), a.count("peers"), a.count("connections_bulk")) == (1, 0, 0)
+        await soon(lambda: (a.count("peers"), a.count("connections_bulk")) == (0, 0))
+        assert a.count("silent") >= 1
 
 
 async def test_an_idle_connection_stays(make: Make) -> None:

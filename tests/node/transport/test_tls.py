@@ -220,8 +220,9 @@ async def test_who_sits_between_two_nodes_changes_no_frame(
     proxy = Proxy(b.address, change)
     through = await proxy.start()
     assert b"frame" == await send_until_received(a, through, b)
-    while not b.frames.empty():
-        b.frames.get_nowait()
+    assert a.transport.send(through, Channel.CONTROL, [b"the last"])
+    while b"the last" != bytes((await get(b.frames))[2]):
+        pass  # what was sent before
 
     honest[0] = False
     assert a.transport.send(through, Channel.CONTROL, [b"changed on the way"])
@@ -298,7 +299,8 @@ async def test_connections_that_never_shake_hands_hold_nothing_for_long(
     good = await make("a", certificates=certified(authority, "a"))
 
     assert b"frame" == await send_until_received(good, victim.address, victim)
-    await soon(lambda: victim.count("refused_tls") == 50)
+    # The good one, too, may have been too late at first.
+    await soon(lambda: victim.count("refused_tls") >= 50)
     for sock in silent:
         sock.setblocking(True)
         sock.settimeout(PATIENCE_S)

@@ -29,7 +29,7 @@ async def with_ghost(node: EmbeddedNode) -> None:
     """Register a node that never runs, and drain it."""
     ghost = NodeRecord("ghost", b"g" * 16, "127.0.0.1", 1, [2], [3, 4], 5, 1, code_version=CODE_VERSION)
     await controller_of(node).service.ask(NodeRequest(ghost))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while True:
             try:
                 await node.client.request_json("POST", "/v1/admin/nodes/ghost/drain")

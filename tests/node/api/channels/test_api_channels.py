@@ -159,7 +159,7 @@ def test_of_equal_creations_that_race_one_is_the_first(api_url: str, new_topic: 
     path = f"{api_url}{path_of(new_topic(2))}"
 
     with ThreadPoolExecutor(4) as pool:
-        answers = list(pool.map(lambda _: httpx.put(path, json={}, trust_env=False), range(4)))
+        answers = list(pool.map(lambda _: httpx.put(path, json={}, timeout=60, trust_env=False), range(4)))
 
     assert [200, 200, 200, 201] == sorted(answer.status_code for answer in answers)
     assert 1 == len({answer.json()["id"] for answer in answers})

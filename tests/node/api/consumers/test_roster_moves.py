@@ -56,7 +56,7 @@ async def test_the_partition_that_takes_over_takes_no_member_for_dead_within_a_s
 
 
 async def until_formed(node: ChangedNode) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while True:
             if not (await renew(node, "a", session_ms=2000))["forming"]:
                 return

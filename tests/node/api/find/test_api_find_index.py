@@ -20,7 +20,7 @@ SETTINGS: dict[str, str | int] = {"segment_size_bytes": MIB, "journal_file_bytes
 @pytest.fixture(scope="module")
 def http() -> Iterator[httpx.Client]:
     """A client of a node whose segments have 1 MiB."""
-    with serve(settings=SETTINGS) as url, httpx.Client(base_url=url, timeout=20, trust_env=False) as client:
+    with serve(settings=SETTINGS) as url, httpx.Client(base_url=url, timeout=60, trust_env=False) as client:
         yield client
 
 
@@ -36,7 +36,7 @@ def test_a_key_is_found_by_the_index_once_it_is_built(http: httpx.Client) -> Non
         record = {"value": "x" * MIB, "key": f"k{n}", "headers": {"n": f"h{n}"}}
         append(http, "t", record)
     assert step(http, "t", where={"key": "k1"})["searched"]["segments_by_index"] == 0
-    deadline = time.monotonic() + 2 * IDLE_S + 20
+    deadline = time.monotonic() + 2 * IDLE_S + 60
     while metric(http, "laminar_find_indexed_segments_total") < 4:
         assert time.monotonic() < deadline, http.get("/metrics").text
         time.sleep(0.1)

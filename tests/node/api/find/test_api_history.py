@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.node.api.asking import problem
+from tests.node.api.asking import problem, until
 from tests.node.api.channels.test_api_channels import create, path_of
 from tests.node.api.channels.test_api_jobs import append, receive, settle
 from tests.node.api.delayed.test_api_delayed import fetch
@@ -18,10 +18,17 @@ NewTopic = Callable[..., str]
 
 
 def history(http: httpx.Client, topic: str, offset: int = 0, **query: Any) -> dict[str, Any]:
-    answer = http.get(f"/v1/topics/{topic}/partitions/0/records/{offset}/history", params=query)
-    assert answer.status_code == 200, answer.text
-    found: dict[str, Any] = answer.json()
-    assert found["complete"] and found["after"] is None and found["left"] == 0
+    """The whole history: one answer, unless the machine is so slow that it ends after its 2 s."""
+    found: dict[str, Any] = {}
+
+    def is_whole() -> bool:
+        answer = http.get(f"/v1/topics/{topic}/partitions/0/records/{offset}/history", params=query)
+        assert answer.status_code == 200, answer.text
+        found.update(answer.json())
+        return found["after"] is None
+
+    until(is_whole, lambda: found)
+    assert found["complete"] and found["left"] == 0
     return found
 
 
@@ -78,13 +85,15 @@ def test_time_outs_filters_order_and_seeks_are_told(http: httpx.Client, new_topi
     create(http, topic, "keyed", order="key")
     create(http, topic, "filtered", filter={"tags": ["t"]})
     append(http, topic, {"value": "a", "key": "k"}, {"value": "b", "key": "k", "tag": "t"})
-    receive(http, topic, max=1)
-    receive(http, topic, max=1)
-    again = receive(http, topic, max=1, wait_ms=10_000)
-    assert again[0]["attempt"] == 2
-    receive(http, topic, max=1, wait_ms=10_000)
-    http.post(f"{path_of(topic, 'keyed')}/receive", json={"max": 2, "wait_ms": 5000})
-    http.post(f"{path_of(topic, 'filtered')}/receive", json={"max": 2, "wait_ms": 5000})
+    given: list[tuple[int, int]] = []
+    tokens: dict[int, str] = {}
+    while not {(0, 2), (1, 2)} <= set(given):
+        (job,) = receive(http, topic, max=1, wait_ms=30_000)
+        given.append((job["offset"], job["attempt"]))
+        tokens[job["offset"]] = job["token"]
+    settle(http, topic, ack=list(tokens.values()))  # or it is late by now: no time runs any more
+    http.post(f"{path_of(topic, 'keyed')}/receive", json={"max": 2, "wait_ms": 30_000})
+    http.post(f"{path_of(topic, 'filtered')}/receive", json={"max": 2, "wait_ms": 30_000})
     first, second = history(http, topic, 0), history(http, topic, 1)
     assert ("timed_out", "c") in [(each["event"], each.get("channel")) for each in first["events"]]
     assert ("passed", "filtered") in [(each["event"], each.get("channel")) for each in first["events"]]
@@ -129,7 +138,7 @@ def test_what_was_deleted_is_not_complete(http: httpx.Client, new_topic: NewTopi
     receive(http, topic, max=1)
     answer = http.delete(path, params={"before": 2})
     assert answer.status_code == 200, answer.text
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while http.get(f"/v1/topics/{topic}/partitions/0").json()["start_offset"] < 2:
         assert time.monotonic() < deadline
         time.sleep(0.02)

@@ -216,7 +216,7 @@ def _post(target: str, body: bytes | bytearray, headers: dict[str, str]) -> Requ
 async def problem_of(asking: Awaitable[Any]) -> Problem:
     """Return the problem with which a request is refused."""
     try:
-        answer = await asyncio.wait_for(asking, 20)
+        answer = await asyncio.wait_for(asking, 60)
     except Problem as problem:
         return problem
     raise AssertionError(f"answered {answer!r}")

@@ -276,7 +276,9 @@ def test_of_appends_that_race_for_an_offset_one_wins(partition: Partition, api_u
     def claim(number: int) -> int:
         url = f"{api_url}{partition.path}/records"
         body = str(number).encode()
-        return httpx.post(url, content=body, headers={"If-Match": '"0"'}, trust_env=False).status_code
+        return httpx.post(
+            url, content=body, headers={"If-Match": '"0"'}, timeout=60, trust_env=False
+        ).status_code
 
     with ThreadPoolExecutor(8) as pool:
         statuses = list(pool.map(claim, range(8)))

@@ -97,7 +97,7 @@ def test_a_client_that_knows_no_routes_sees_no_change(
     sent: list[list[tuple[str, str]]] = [[] for _ in range(3)]
 
     def client(name: int) -> None:
-        with httpx.Client(base_url=api_url, timeout=20, trust_env=False) as own:
+        with httpx.Client(base_url=api_url, timeout=60, trust_env=False) as own:
             number = 0
             while going.is_set():
                 records = [(f"{name}-{number}-{row}", KEYS[(number + row) % 48]) for row in range(20)]

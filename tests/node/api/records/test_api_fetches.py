@@ -140,12 +140,12 @@ def test_a_wrong_query_is_422_at_once(partition: Partition, query: str, field: s
     """Named with its value, and not after a wait for records."""
     begun = time.monotonic()
 
-    wait = "" if field == "wait_ms" else "&wait_ms=20000"
+    wait = "" if field == "wait_ms" else "&wait_ms=30000"
     answer = partition.http.get(f"{partition.path}/records?{query}{wait}")
 
     document = problem(answer, 422, "invalid", field=field, outcome="not_applied")
     assert "value" in document
-    assert time.monotonic() - begun < 15
+    assert time.monotonic() - begun < 28
 
 
 def test_an_unknown_or_doubled_parameter_is_refused(partition: Partition) -> None:
@@ -171,7 +171,7 @@ def test_older_data_than_the_client_has_seen_is_never_given(ten: Partition, read
     answer = ten.fetch(min_offset=12, wait_ms=200, read=read)
 
     problem(answer, 503, "replica_lagging", field="min_offset", value=12, limit=10, outcome="not_applied")
-    assert 0.15 < time.monotonic() - begun < 15
+    assert 0.15 < time.monotonic() - begun < 60
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def test_a_fetch_at_the_end_waits_and_then_answers_empty(ten: Partition) -> None
 
     assert [] == offsets(answer)
     assert "10" == answer.headers["laminar-next-offset"]
-    assert 0.25 < time.monotonic() - begun < 15
+    assert 0.25 < time.monotonic() - begun < 60
 
 
 @pytest.mark.parametrize(
@@ -208,10 +208,10 @@ def test_a_fetch_at_the_end_waits_and_then_answers_empty(ten: Partition) -> None
 )
 def test_an_append_wakes_those_who_wait(ten: Partition, api_url: str, query: str) -> None:
     """They get the record, not their time-out; the shared port leads to every shard, and both pass it on."""
-    url = f"{api_url}{ten.path}/records?{query}&wait_ms=20000"
+    url = f"{api_url}{ten.path}/records?{query}&wait_ms=30000"
     begun = time.monotonic()
     with ThreadPoolExecutor(4) as pool:
-        waiting = [pool.submit(httpx.get, url, timeout=30, trust_env=False) for _ in range(4)]
+        waiting = [pool.submit(httpx.get, url, timeout=60, trust_env=False) for _ in range(4)]
         # Time for them to arrive. One that is late finds the record there or, wanting the latest, the next.
         ten.fetch(offset=10, wait_ms=250)
         missing = set(waiting)
@@ -222,16 +222,16 @@ def test_an_append_wakes_those_who_wait(ten: Partition, api_url: str, query: str
 
     for answer in answers:
         assert {"new"} == {record["value"] for record in answer.json()["records"]}
-    assert time.monotonic() - begun < 15
+    assert time.monotonic() - begun < 28
 
 
 def test_who_has_something_to_read_does_not_wait(ten: Partition) -> None:
     """`wait_ms` is how long at most."""
     begun = time.monotonic()
 
-    assert [9] == offsets(ten.fetch(offset=9, wait_ms=20_000))
+    assert [9] == offsets(ten.fetch(offset=9, wait_ms=30_000))
 
-    assert time.monotonic() - begun < 15
+    assert time.monotonic() - begun < 28
 
 
 # -- formats -----------------------------------------------------------------------------------------------

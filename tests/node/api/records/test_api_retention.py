@@ -25,7 +25,7 @@ SETTINGS: dict[str, str | int] = {
 @pytest.fixture(scope="module")
 def http() -> Iterator[httpx.Client]:
     """A client of a node that looks for old records fifty times a second."""
-    with serve(settings=SETTINGS) as url, httpx.Client(base_url=url, timeout=20, trust_env=False) as client:
+    with serve(settings=SETTINGS) as url, httpx.Client(base_url=url, timeout=60, trust_env=False) as client:
         yield client
 
 

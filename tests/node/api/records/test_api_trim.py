@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 import laminar
-from tests.node.api.asking import Partition, problem
+from tests.node.api.asking import Partition, problem, until
 
 
 def trim(partition: Partition, **query: Any) -> httpx.Response:
@@ -134,7 +134,8 @@ def test_a_cursor_that_was_overtaken_says_so_and_by_how_much(
     ]
     assert told["slow"] == http.get(f"{base}/slow").json()
     where = f'topic="{partition.topic}",consumer="slow"'
-    assert f"laminar_consumer_overtaken_records_total{{{where}}} 2" in http.get("/metrics").text.splitlines()
+    wanted = f"laminar_consumer_overtaken_records_total{{{where}}} 2"
+    until(lambda: wanted in http.get("/metrics").text.splitlines())
 
 
 def test_cursors_outlive_the_records_they_stood_at(http: httpx.Client, partition: Partition) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from laminar.testing import nodes
 from laminar.testing.cluster import LocalCluster
+from tests.node.api.asking import fresh_metrics
 from tests.node.api.token_node import TokenNode
 
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
@@ -42,7 +43,7 @@ class Traced(TokenNode):
 
     def receive(self, topic: str, *, shard: int = 0) -> dict[str, Any]:
         path = f"/v1/topics/{topic}/channels/c/receive"
-        jobs = self.done("app", "POST", path, json={"max": 1, "wait_ms": 10_000}, shard=shard)["jobs"]
+        jobs = self.done("app", "POST", path, json={"max": 1, "wait_ms": 30_000}, shard=shard)["jobs"]
         assert jobs, "nothing was given"
         found: dict[str, Any] = jobs[0]
         return found
@@ -64,7 +65,7 @@ class Traced(TokenNode):
 
     def until(self, count: int, who: str = "admin", **by: Any) -> list[dict[str, Any]]:
         """So many events, as soon as they are there."""
-        until = time.monotonic() + 20
+        until = time.monotonic() + 60
         while len(found := self.events(who, **by)) < count:
             assert time.monotonic() < until, found
             time.sleep(0.1)
@@ -73,13 +74,16 @@ class Traced(TokenNode):
 
     def written(self) -> None:
         """Wait until all events that were made are in `_trace`."""
-        until = time.monotonic() + 20
+        until = time.monotonic() + 60
         while (found := self.metrics())["laminar_trace_events_total"] != found["laminar_trace_written_total"]:
             assert time.monotonic() < until, found
             time.sleep(0.1)
 
     def metrics(self) -> dict[str, float]:
-        lines = self.ask("admin", "GET", "/metrics").text.splitlines()
+        headers = {"authorization": f"Bearer {self.tokens['admin']}"}
+        url = self.cluster.urls[0]
+        with httpx.Client(base_url=url, headers=headers, timeout=60, trust_env=False) as http:
+            lines = fresh_metrics(http).splitlines()
         found: dict[str, float] = {}
         for line in lines:
             if line.startswith("laminar_trace_"):
@@ -94,7 +98,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Traced]:
     settings: dict[str, str | int] = {"access": "tokens", "default_replicas": 1}
     with (
         LocalCluster(tmp_path_factory.mktemp("trace"), nodes=1, shards=2, settings=settings) as cluster,
-        httpx.Client(timeout=20, trust_env=False) as http,
+        httpx.Client(timeout=60, trust_env=False) as http,
     ):
         found = Traced(cluster, http, {"admin": cluster.admin_token})
         found.make("app", ("write", "orders"), ("read", "orders"))
@@ -339,7 +343,7 @@ def test_a_topic_that_is_not_traced_makes_no_event_and_one_that_ceases_none_more
     node.done(
         "admin", "PATCH", f"/v1/topics/{topic}", json={"settings": {"trace": None}}, headers={"if-match": "*"}
     )
-    until = time.monotonic() + 10
+    until = time.monotonic() + 60
     while True:
         before = node.metrics()["laminar_trace_events_total"]
         node.append(topic, {"value": "b"})
@@ -356,12 +360,12 @@ def test_a_node_that_has_no_room_for_the_topic_goes_on_and_counts() -> None:
     """`_trace` needs eight partitions; an append is answered as if there were no trace."""
     with (
         nodes.serve(shards=1, settings={"max_partitions": 4}) as url,
-        httpx.Client(base_url=url, timeout=20, trust_env=False) as http,
+        httpx.Client(base_url=url, timeout=60, trust_env=False) as http,
     ):
         assert 201 == http.put("/v1/topics/t", json={"settings": {"trace": "all"}}).status_code
         for _ in range(3):
             assert http.post("/v1/topics/t/records?key=k", content=b"a").is_success
-        until = time.monotonic() + 20
+        until = time.monotonic() + 60
         while 'laminar_trace_dropped_total{process="shard-0"} 3' not in (text := http.get("/metrics").text):
             assert time.monotonic() < until, [line for line in text.splitlines() if "laminar_trace" in line]
             time.sleep(0.1)

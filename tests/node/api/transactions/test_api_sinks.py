@@ -14,7 +14,7 @@ import pytest
 
 from laminar.http.api.documents.transactions import MAX_PARTS, MAX_STAGES
 from laminar.node.api.common.json_body import MAX_COMMIT_BYTES
-from tests.node.api.asking import ARROW, Partition, problem
+from tests.node.api.asking import ARROW, Partition, fresh_metrics, problem, until
 
 
 def stage(
@@ -107,7 +107,7 @@ def test_metrics_tell_what_is_staged_until_it_is_published(
 
     def gauges() -> list[str]:
         where = f'{{topic="{topic}"}}'
-        lines = [line.split() for line in http.get("/metrics").text.splitlines()]
+        lines = [line.split() for line in fresh_metrics(http).splitlines()]
         return [
             line[1]
             for name in ("batches", "bytes")
@@ -115,11 +115,12 @@ def test_metrics_tell_what_is_staged_until_it_is_published(
             if line[0] == f"laminar_staged_{name}{where}"
         ]
 
+    until(lambda: 2 == len(gauges()))
     batches, size_bytes = map(float, gauges())
     assert 1 == batches
     assert size_bytes > len(b"12")
     commit(http, "s-metrics", 0, epoch, (topic, 0, [0]))
-    assert [] == gauges()
+    until(lambda: [] == gauges())
 
 
 def test_what_was_not_staged_is_not_committed(http: httpx.Client, new_topic: Callable[..., str]) -> None:

@@ -182,7 +182,7 @@ async def test_a_key_is_taken_once_and_known_after_a_restart_and_a_new_start(tmp
         assert Receipt(0, 3, 1) == await put(partition, own)
 
     async with lone_partition(tmp_path) as partition:
-        await partition.reader.wait_past(3, 5.0)
+        await partition.reader.wait_past(3, 60.0)
         with pytest.raises(Problem) as other:
             put(partition, keyed(b"k", 2, b"c"))
         assert ("idempotency_key_reused", "not_applied") == (other.value.code, other.value.outcome)
