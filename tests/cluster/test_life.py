@@ -28,6 +28,7 @@ def test_a_cluster_grows_is_drained_and_restarted_and_serves_all_the_time(
         sinks=1,
         settle_ms=500,
         most_gap_s=60.0,
+        most_uneven_s=180.0,
     )
     sound = asyncio.run(run_life(real_disk, plan, seed=1))
 

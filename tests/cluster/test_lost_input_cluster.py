@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 import laminar
-from laminar.testing.cluster import get_json
 from tests.cluster.conftest import until_all_vote
 from tests.cluster.faults.cluster import FaultyCluster, faulty_cluster
+from tests.cluster.patience import told
 from tests.disks.faults import Rule
 
 TOPIC = "orders"
@@ -42,14 +42,14 @@ def until(condition: Callable[[], Any], what: str) -> Any:
 
 
 def leaders(cluster: FaultyCluster) -> dict[int, str]:
-    told = get_json(f"{cluster.urls[0]}/v1/topics/{TOPIC}/partitions")["partitions"]
-    return {each["partition"]: each["leader"]["node"] for each in told if each["leader"]}
+    rows = told(f"{cluster.urls[0]}/v1/topics/{TOPIC}/partitions")["partitions"]
+    return {each["partition"]: each["leader"]["node"] for each in rows if each["leader"]}
 
 
 def sealed(topic: laminar.Topic[bytes]) -> dict[int, int]:
     """Return the inputs of the change that is closing that have ended, and where."""
     change = topic.route().raw["change"]
-    inputs = change["inputs"] if change["state"] == "closing" else []
+    inputs = change["inputs"] if change is not None and change["state"] == "closing" else []
     return {each["partition"]: each["end"] for each in inputs if each.get("end") is not None}
 
 
@@ -72,7 +72,7 @@ def test_it_goes_on_without_records_and_the_change_ends(cluster: FaultyCluster) 
         with topic.producer() as producer:
             for number in range(400):
                 producer.send(b"%d" % number, key=KEYS[number % len(KEYS)])
-        catalog = get_json(f"{cluster.urls[0]}/v1/cluster")["catalog_leader"]
+        catalog = told(f"{cluster.urls[0]}/v1/cluster")["catalog_leader"]
         holders = until(lambda: len(found := leaders(cluster)) == 6 and found, "all are led")
         kept, lost = next(
             (one, other)

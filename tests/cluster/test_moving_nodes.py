@@ -20,6 +20,7 @@ import pytest
 
 from laminar.testing.cluster import LocalCluster, get_json
 from tests.cluster.names import Names
+from tests.cluster.patience import asked, told
 from tests.cluster.steady_writer import Report
 
 TOPIC = "moving"
@@ -64,7 +65,7 @@ class NamedCluster(LocalCluster):
         process = self.members[number].process
         assert process is not None
         process.terminate()
-        assert 0 == process.wait(30)
+        assert 0 == process.wait(120)
         self.kill(number)
 
     def kill(self, number: int) -> None:
@@ -95,7 +96,7 @@ def named(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NamedCluster]:
 
 def until_current(cluster: LocalCluster, number: int) -> None:
     """Wait for what the readiness probe of Kubernetes waits for."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     url = cluster.members[number].url
     while get_json(f"{url}/readyz?replicas=current") is None:
         assert time.monotonic() < deadline, cluster.members[number].log_tail()
@@ -105,7 +106,8 @@ def until_current(cluster: LocalCluster, number: int) -> None:
 def test_a_rolling_update_in_which_each_node_gets_another_address_loses_no_write(named: NamedCluster) -> None:
     """Every acknowledged record is there once, in order; and appends go on until the end."""
     topic = {"partitions": 3, "replicas": 3}
-    assert 201 == httpx.put(f"{named.urls[0]}/v1/topics/{TOPIC}", json=topic, trust_env=False).status_code
+    with httpx.Client(trust_env=False, timeout=60) as http:
+        assert asked(http, "PUT", f"{named.urls[0]}/v1/topics/{TOPIC}", json=topic).is_success
     urls = [f"http://{named.host(node.number)}:{node.port}" for node in named.members]
     command = [sys.executable, "-P", "-m", "tests.cluster.steady_writer", TOPIC, *urls]
     writer = subprocess.Popen(
@@ -164,18 +166,18 @@ def test_nodes_that_all_were_stopped_find_each_other_at_other_addresses(named: N
 
 def of_all(cluster: LocalCluster) -> list[dict[str, Any]]:
     """The nodes as the first one tells them."""
-    told = httpx.get(f"{cluster.urls[0]}/v1/cluster", trust_env=False, timeout=20).json()
-    assert isinstance(told["nodes"], list)
-    return told["nodes"]
+    nodes = told(f"{cluster.urls[0]}/v1/cluster")["nodes"]
+    assert isinstance(nodes, list)
+    return nodes
 
 
 def ends(cluster: LocalCluster) -> list[int]:
     """The end of each partition, as its leader tells it, when each has one that answers."""
     until = time.monotonic() + 60
     while time.monotonic() < until:
-        told = get_json(f"{cluster.urls[0]}/v1/topics/{TOPIC}/partitions")
-        partitions = told["partitions"] if told else []
+        listed = get_json(f"{cluster.urls[0]}/v1/topics/{TOPIC}/partitions")
+        partitions = listed["partitions"] if listed else []
         if partitions and all(each["end_offset"] is not None for each in partitions):
             return [each["end_offset"] for each in partitions]
         time.sleep(0.05)
-    raise AssertionError(f"not every partition has a leader: {told}")
+    raise AssertionError(f"not every partition has a leader: {listed}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from typing import Any
 
 from laminar.testing.cluster import LocalCluster
@@ -30,12 +31,18 @@ def start_offset(urls: list[str]) -> int:
     return found
 
 
+def appended(urls: list[str], value: bytes, **query: str) -> None:
+    """Append a record, however often it is sent."""
+    once = {"Idempotency-Key": uuid.uuid4().hex}
+    assert asked(urls, "POST", RECORDS, params=query, content=value, headers=once).status_code == 201
+
+
 def work_off(urls: list[str], mebibytes: int) -> None:
     """Append records of 1 MiB, each of which seals a segment, and acknowledge them."""
     for _ in range(mebibytes):
-        assert asked(urls, "POST", RECORDS, content=b"x" * MIB).status_code == 201
+        appended(urls, b"x" * MIB)
     left = mebibytes
-    while left:
+    while left > 0:
         jobs = received(urls)
         settled(urls, ack=[job["token"] for job in jobs])
         left -= len(jobs)
@@ -47,12 +54,11 @@ def test_what_is_open_is_kept_beyond_the_retention_and_given_out_once(
     """The log after it goes, every process is killed, a node is replaced: then each comes, as it was."""
     urls = list(replacing_cluster.urls)
     wish = {"partitions": 1, "replicas": 3, "settings": {"retention_bytes": 2 * MIB}}
-    assert asked(urls, "PUT", f"/v1/topics/{TOPIC}", json=wish).status_code == 201
+    assert asked(urls, "PUT", f"/v1/topics/{TOPIC}", json=wish).is_success
     made = asked(urls, "PUT", CHANNEL, json={"settings": {"max_attempts": 2, "retry_ms": 0}})
     assert made.status_code in (200, 201), made.text
     for name in ("dead", "waits", "out"):
-        answer = asked(urls, "POST", RECORDS, params={"key": name}, content=name.encode())
-        assert answer.status_code == 201
+        appended(urls, name.encode(), key=name)
     for _ in range(2):
         (job,) = received(urls, 1)
         assert job["value"] == "dead"

@@ -12,14 +12,16 @@ import httpx
 import pytest
 
 from laminar.testing.cluster import LocalCluster, get_json
+from tests.cluster.appends import append
 from tests.cluster.load import Load, converged, violations
+from tests.cluster.patience import asked, told
 
 MIB = 1 << 20
 LOADED, KEPT = "loaded", "kept"
 
 
 def partition(url: str, topic: str) -> dict[str, Any]:
-    described: dict[str, Any] = get_json(f"{url}/v1/topics/{topic}/partitions")["partitions"][0]
+    described: dict[str, Any] = told(f"{url}/v1/topics/{topic}/partitions")["partitions"][0]
     return described
 
 
@@ -40,7 +42,7 @@ async def until_moved(url: str, topic: str, *, gone: str) -> None:
 
 def metric(url: str, name: str) -> float:
     """A number of a node, of all its processes together."""
-    lines = httpx.get(f"{url}/metrics", trust_env=False).text.splitlines()
+    lines = httpx.get(f"{url}/metrics", trust_env=False, timeout=60).text.splitlines()
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(f"{name}{{"))
 
 
@@ -68,25 +70,26 @@ def until_only_these_vote(cluster: LocalCluster) -> None:
     while voting != names:
         assert time.monotonic() < deadline, f"{voting} vote, {names} run"
         time.sleep(0.05)
-        told = get_json(f"{cluster.urls[-1]}/v1/admin/nodes")
-        voting = {each["node"] for each in told["nodes"] if each["catalog_voter"]} if told else set()
+        listed = get_json(f"{cluster.urls[-1]}/v1/admin/nodes")
+        voting = {each["node"] for each in listed["nodes"] if each["catalog_voter"]} if listed else set()
 
 
 def create(url: str, topic: str) -> None:
     """One partition on three nodes."""
-    with httpx.Client(base_url=url, timeout=30, trust_env=False) as http:
-        assert 201 == http.put(f"/v1/topics/{topic}", json={"partitions": 1, "replicas": 3}).status_code
+    with httpx.Client(base_url=url, timeout=60, trust_env=False) as http:
+        wish = {"partitions": 1, "replicas": 3}
+        assert asked(http, "PUT", f"/v1/topics/{topic}", json=wish).is_success
 
 
 def fill(cluster: LocalCluster) -> None:
     """Two topics, of which one has given up its first records."""
-    with httpx.Client(base_url=cluster.urls[0], timeout=30, trust_env=False) as http:
-        assert 201 == http.put(f"/v1/topics/{LOADED}", json={"partitions": 1, "replicas": 3}).status_code
-        kept = {"partitions": 1, "replicas": 3, "settings": {"retention_bytes": 2 * MIB}}
-        assert 201 == http.put(f"/v1/topics/{KEPT}", json=kept).status_code
+    with httpx.Client(base_url=cluster.urls[0], timeout=60, trust_env=False) as http:
+        wish: dict[str, Any] = {"partitions": 1, "replicas": 3}
+        assert asked(http, "PUT", f"/v1/topics/{LOADED}", json=wish).is_success
+        kept = wish | {"settings": {"retention_bytes": 2 * MIB}}
+        assert asked(http, "PUT", f"/v1/topics/{KEPT}", json=kept).is_success
         for _ in range(8):
-            answer = http.post(f"/v1/topics/{KEPT}/partitions/0/records", content=b"x" * MIB)
-            assert 201 == answer.status_code
+            append(http, f"/v1/topics/{KEPT}/partitions/0/records", b"x" * MIB)
         deadline = time.monotonic() + 120
         while partition(cluster.urls[0], KEPT)["start_offset"] == 0:
             assert time.monotonic() < deadline
@@ -98,6 +101,8 @@ async def test_replicas_of_a_node_that_dies_for_good_live_elsewhere_soon(
 ) -> None:
     """Three replicas each on four nodes, kill -9 of one under load, and it never comes back."""
     await asyncio.to_thread(fill, replacing_cluster)
+    for topic in (LOADED, KEPT):
+        await until_moved(replacing_cluster.urls[0], topic, gone="nobody")
     in_both = holders(replacing_cluster.urls[0], LOADED) & holders(replacing_cluster.urls[0], KEPT)
     nodes = [member.name for member in replacing_cluster.members]
     number = next(n for n in (3, 2, 1) if nodes[n] in in_both)
@@ -155,9 +160,9 @@ def test_a_topic_made_right_after_a_nodes_death_is_placed_elsewhere(replacing_cl
     url = replacing_cluster.urls[0]
     dead = replacing_cluster.members[3]
     replacing_cluster.kill(dead.number)
-    with httpx.Client(base_url=url, timeout=30, trust_env=False) as http:
-        made = http.put("/v1/topics/new", json={"partitions": 8, "replicas": 3})
-        assert 201 == made.status_code, made.text
+    with httpx.Client(base_url=url, timeout=60, trust_env=False) as http:
+        made = asked(http, "PUT", "/v1/topics/new", json={"partitions": 8, "replicas": 3})
+        assert made.is_success, made.text
         partitions = http.get("/v1/topics/new/partitions").json()["partitions"]
 
     assert {"live"} == {each["state"] for each in partitions}

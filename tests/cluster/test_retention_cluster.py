@@ -12,7 +12,9 @@ import httpx
 import pytest
 
 from laminar.testing.cluster import LocalCluster
+from tests.cluster.appends import append
 from tests.cluster.load import converged
+from tests.cluster.patience import asked, until
 
 MIB = 1 << 20
 TOPIC = "kept"
@@ -51,8 +53,9 @@ def until_alike(http: httpx.Client, *, beyond: list[int]) -> list[int]:
 
 
 def patch(http: httpx.Client, **settings: Any) -> None:
-    etag = http.get(f"/v1/topics/{TOPIC}").headers["etag"]
-    answer = http.patch(f"/v1/topics/{TOPIC}", json={"settings": settings}, headers={"If-Match": etag})
+    answer = asked(
+        http, "PATCH", f"/v1/topics/{TOPIC}", json={"settings": settings}, headers={"If-Match": "*"}
+    )
     assert 200 == answer.status_code, answer.text
 
 
@@ -61,22 +64,34 @@ def trim_until(http: httpx.Client, url: str, *, before: int) -> None:
     deadline = time.monotonic() + 120
     while True:
         answer = http.delete(url, params={"before": before})
-        assert 200 == answer.status_code, answer.text
-        if answer.json()["start_offset"] == before:
+        assert answer.status_code in (200, 503, 504), answer.text
+        if answer.json().get("start_offset") == before:
             return
-        assert answer.json()["held_back_by"], answer.text
+        assert answer.status_code != 200 or answer.json()["held_back_by"], answer.text
         assert time.monotonic() < deadline, answer.text
         time.sleep(0.05)
 
 
+def described(http: httpx.Client, path: str) -> dict[str, Any]:
+    """A partition, once its leader and both others say how far they are."""
+
+    def whole() -> dict[str, Any] | None:
+        found: dict[str, Any] = http.get(path).json()
+        roles = [each.get("role") for each in found.get("replicas", ())]
+        whole = sorted(roles, key=str) == ["follower", "follower", "leader"]
+        return found if whole and found["end_offset"] is not None else None
+
+    return until(whole, path) or {}
+
+
 def test_replicas_move_their_start_alike_and_keep_it_over_a_restart(cluster: LocalCluster) -> None:
     """By a setting, then by hand through a node that does not lead; kill -9 of all in between."""
-    with httpx.Client(base_url=cluster.urls[0], timeout=30, trust_env=False) as http:
-        assert 201 == http.put(f"/v1/topics/{TOPIC}", json={"partitions": 2, "replicas": 3}).status_code
+    with httpx.Client(base_url=cluster.urls[0], timeout=60, trust_env=False) as http:
+        wish = {"partitions": 2, "replicas": 3}
+        assert asked(http, "PUT", f"/v1/topics/{TOPIC}", json=wish).is_success
         for number in range(2):
             for _ in range(6):
-                path = f"/v1/topics/{TOPIC}/partitions/{number}/records"
-                assert 201 == http.post(path, content=b"x" * MIB).status_code
+                append(http, f"/v1/topics/{TOPIC}/partitions/{number}/records", b"x" * MIB)
         patch(http, retention_bytes=2 * MIB + 100_000)
 
         moved = until_alike(http, beyond=[0, 0])
@@ -84,7 +99,7 @@ def test_replicas_move_their_start_alike_and_keep_it_over_a_restart(cluster: Loc
         assert [] == asyncio.run(converged(cluster, TOPIC, 2))
         patch(http, retention_bytes=None)
         moved = until_alike(http, beyond=[index - 1 for index in moved])
-        before = [http.get(f"/v1/topics/{TOPIC}/partitions/{number}").json() for number in range(2)]
+        before = [described(http, f"/v1/topics/{TOPIC}/partitions/{number}") for number in range(2)]
         for number in range(3):
             cluster.kill(number)
         for number in range(3):
@@ -96,15 +111,12 @@ def test_replicas_move_their_start_alike_and_keep_it_over_a_restart(cluster: Loc
         for number, told in enumerate(before):
             path = f"/v1/topics/{TOPIC}/partitions/{number}"
             assert told["start_offset"] > 0
-            described = http.get(path).json()
-            assert (told["start_offset"], 6) == (described["start_offset"], described["end_offset"])
+            now = described(http, path)
+            assert (told["start_offset"], 6) == (now["start_offset"], now["end_offset"])
             assert 410 == http.get(f"{path}/records/0").status_code
             assert MIB == len(http.get(f"{path}/records/5").content)
-            appended = http.post(f"{path}/records", content=b"next")
-            assert 6 == appended.json()["placed"][0]["offset"]
-            follower = next(
-                replica["url"] for replica in described["replicas"] if replica["role"] == "follower"
-            )
+            assert 6 == append(http, f"{path}/records", b"next")["placed"][0]["offset"]
+            follower = next(replica["url"] for replica in now["replicas"] if replica["role"] == "follower")
             trim_until(http, f"{follower}{path}/records", before=6)
 
         until_alike(http, beyond=moved)

@@ -12,8 +12,9 @@ from typing import Any
 import httpx
 import pytest
 
-from laminar.testing.cluster import LocalCluster, get_json
+from laminar.testing.cluster import LocalCluster
 from tests.cluster.load import Load, converged, violations
+from tests.cluster.patience import asked, told
 
 TOPIC = "t"
 
@@ -27,13 +28,14 @@ def cluster(real_disk: Path) -> Iterator[LocalCluster]:
 
 def nodes(cluster: LocalCluster) -> list[dict[str, Any]]:
     """As node 1 shows them."""
-    found: list[dict[str, Any]] = get_json(f"{cluster.urls[0]}/v1/cluster")["nodes"]
+    found: list[dict[str, Any]] = told(f"{cluster.urls[0]}/v1/cluster")["nodes"]
     return found
 
 
 def make_topic(cluster: LocalCluster) -> None:
     with httpx.Client(base_url=cluster.urls[0], timeout=30, trust_env=False) as http:
-        assert 201 == http.put(f"/v1/topics/{TOPIC}", json={"partitions": 1, "replicas": 3}).status_code
+        wish = {"partitions": 1, "replicas": 3}
+        assert asked(http, "PUT", f"/v1/topics/{TOPIC}", json=wish).is_success
 
 
 def start_of(cluster: LocalCluster, node: str) -> int:
@@ -71,13 +73,15 @@ async def test_a_folder_that_was_put_back_votes_for_nobody_and_says_so(cluster: 
     await until(lambda: not victim.running, f"{victim.name} goes on with a copy")
     assert "is an older copy: it begins start" in victim.log_tail()
     await load.more(500)
-    (shown,) = [each for each in nodes(cluster) if each["node"] == victim.name]
-    assert shown["rolled_back"]
-    health = await asyncio.to_thread(get_json, f"{cluster.urls[0]}/v1/health")
-    [found] = [each for each in health["problems"] if each["code"] == "folder_rolled_back"]
-    assert (
-        f"the data folder of node {victim.name} is an older copy: it takes part in nothing" == found["text"]
-    )
+    text = f"the data folder of node {victim.name} is an older copy: it takes part in nothing"
+
+    def is_known() -> bool:
+        (shown,) = [each for each in nodes(cluster) if each["node"] == victim.name]
+        problems = told(f"{cluster.urls[0]}/v1/health")["problems"]
+        found = [each["text"] for each in problems if each["code"] == "folder_rolled_back"]
+        return shown["rolled_back"] and found == [text]
+
+    await until(is_known, "node 1 knows of it, and says so")
 
     cluster.kill(victim.number)
     shutil.rmtree(victim.data)

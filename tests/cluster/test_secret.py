@@ -6,15 +6,15 @@ import re
 import signal
 import subprocess
 import threading
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import requests
+import httpx
 
 from laminar.cli.commands.admin import secret as steps
-from laminar.testing.cluster import LocalCluster, get_json
+from laminar.testing.cluster import LocalCluster
+from tests.cluster.appends import append
+from tests.cluster.patience import asked, told, until
 
 SECRET = "a secret of more than sixteen characters"
 
@@ -22,10 +22,11 @@ SECRET = "a secret of more than sixteen characters"
 def test_nodes_with_the_secret_form_a_cluster_and_one_with_another_cannot_join(real_disk: Path) -> None:
     """The stranger keeps asking and is refused; the cluster never lists it."""
     with LocalCluster(real_disk / "cluster", nodes=2, shards=1, settings={"secret": SECRET}) as cluster:
-        made = requests.put(f"{cluster.urls[0]}/v1/topics/t", json={"replicas": 2}, timeout=60)
-        assert 201 == made.status_code, made.text
-        sent = requests.post(f"{cluster.urls[1]}/v1/topics/t/records", data=b"x", timeout=60)
-        assert 2 == sent.json()["durable"]["replicas"], sent.text
+        with httpx.Client(timeout=60, trust_env=False) as http:
+            made = asked(http, "PUT", f"{cluster.urls[0]}/v1/topics/t", json={"replicas": 2})
+            assert made.is_success, made.text
+            sent = append(http, f"{cluster.urls[1]}/v1/topics/t/records", b"x")
+        assert 2 == sent["durable"]["replicas"], sent
 
         command = cluster.command(1)
         host = cluster.members[0].host.rpartition(".")[0] + ".9"
@@ -47,7 +48,7 @@ def test_nodes_with_the_secret_form_a_cluster_and_one_with_another_cannot_join(r
             stranger.communicate(timeout=60)
 
         assert f"{cluster.members[0].host}" in said
-        listed = get_json(f"{cluster.urls[0]}/v1/cluster")
+        listed = told(f"{cluster.urls[0]}/v1/cluster")
         assert ["node-1", "node-2"] == [node["node"] for node in listed["nodes"]]
 
 
@@ -69,13 +70,17 @@ class Filed(LocalCluster):
 
     def refused(self, number: int) -> list[float]:
         """How many connections each process of a node refused for their secret."""
-        text = requests.get(f"{self.urls[number]}/metrics", timeout=20).text
+        text = httpx.get(f"{self.urls[number]}/metrics", timeout=60, trust_env=False).text
         pattern = r'^laminar_transport_refused_total{process="[^"]+",reason="secret"} (\S+)'
         return [float(count) for count in re.findall(pattern, text, re.MULTILINE)]
 
     def figures(self, number: int, name: str) -> list[float]:
-        """A metric of each process of a node."""
-        text = requests.get(f"{self.urls[number]}/metrics", timeout=20).text
+        """A metric of both processes of a node, once both tell it."""
+        return until(lambda: len(found := self.counted(number, name)) == 2 and found, name) or []
+
+    def counted(self, number: int, name: str) -> list[float]:
+        """A metric of those processes of a node that have it: a counter begins with what is counted."""
+        text = httpx.get(f"{self.urls[number]}/metrics", timeout=60, trust_env=False).text
         return [float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith(f"{name}{{")]
 
 
@@ -84,15 +89,8 @@ def held(url: str) -> list[str]:
     found = []
     for partition in range(3):
         path = f"/v1/topics/t/partitions/{partition}/records?offset=0&limit=10000"
-        found += [record["value"] for record in get_json(f"{url}{path}")["records"]]
+        found += [record["value"] for record in told(f"{url}{path}")["records"]]
     return found
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.1)
 
 
 def test_the_secret_is_changed_node_by_node_under_load(real_disk: Path) -> None:
@@ -100,30 +98,31 @@ def test_the_secret_is_changed_node_by_node_under_load(real_disk: Path) -> None:
     new = real_disk / "new-secret"
     new.write_text("another secret, as long as it has to be\n")
     with Filed(real_disk / "cluster", nodes=3, shards=1) as cluster:
-        made = requests.put(
-            f"{cluster.urls[0]}/v1/topics/t", json={"partitions": 3, "replicas": 3}, timeout=60
-        )
-        assert 201 == made.status_code, made.text
+        with httpx.Client(timeout=60, trust_env=False) as http:
+            wish = {"partitions": 3, "replicas": 3}
+            made = asked(http, "PUT", f"{cluster.urls[0]}/v1/topics/t", json=wish)
+        assert made.is_success, made.text
         stop = threading.Event()
         sent: list[str] = []
         failures: list[str] = []
 
         def load() -> None:
-            with requests.Session() as session:
+            with httpx.Client(timeout=60, trust_env=False) as http:
                 while not stop.is_set():
                     # Of three partitions and nodes, so most are passed on from one node to another.
                     number = len(sent)
                     url = f"{cluster.urls[number % 3]}/v1/topics/t/partitions/{number // 3 % 3}/records"
-                    answer = session.post(url, data=f"v{number}", timeout=60)
-                    if answer.status_code != 201:
-                        failures.append(answer.text)
+                    try:
+                        append(http, url, f"v{number}")
+                    except (AssertionError, httpx.HTTPError) as error:
+                        failures.append(repr(error))
                     sent.append(f"v{number}")
 
         def takes(accepted: int, number: int) -> bool:
             return {accepted} == set(cluster.figures(number, "laminar_secret_accepted"))
 
         def alive() -> bool:
-            nodes = get_json(f"{cluster.urls[0]}/v1/cluster")["nodes"]
+            nodes = told(f"{cluster.urls[0]}/v1/cluster")["nodes"]
             return [True] * 3 == [node["alive"] for node in nodes]
 
         loader = threading.Thread(target=load)
@@ -149,17 +148,17 @@ def test_the_secret_is_changed_node_by_node_under_load(real_disk: Path) -> None:
                     )
                     assert takes(accepted, number)
                     until(lambda before=before: len(sent) > before + 10, "the load stands still")  # type: ignore[misc]
-                    assert alive(), (step, number)
+                    until(alive, (accepted, number))
         finally:
             stop.set()
             loader.join()
 
-        assert [] == failures and alive()
+        assert [] == failures
         for number in range(3):
-            assert 0 == sum(cluster.figures(number, "laminar_transport_frames_forged_total"))
-            assert 0 == sum(cluster.figures(number, "laminar_gossip_bad_signature_total"))
+            assert 0 == sum(cluster.counted(number, "laminar_transport_frames_forged_total"))
+            assert 0 == sum(cluster.counted(number, "laminar_gossip_bad_signature_total"))
             assert 0 == sum(cluster.refused(number))
-            assert sum(cluster.figures(number, "laminar_transport_connections_sealed_total")) > 0
+            assert sum(cluster.counted(number, "laminar_transport_connections_sealed_total")) > 0
 
         # Connections that were open went on; new ones are made with the new secret alone.
         cluster.kill(1)

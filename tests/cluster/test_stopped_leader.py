@@ -1,7 +1,8 @@
 """A leader that stands still (SIGSTOP) keeps its connections and answers nobody: writes go on without it.
 
-It stays stopped until all went on. Nothing but the election (1.5 to 3 s), and meanwhile a client's patience
-(1 s), is to be waited for; the bound leaves room for a busy machine, and is below a request's time limits.
+It stays stopped until all went on. Nothing but the election, and meanwhile a client's patience, is to be
+waited for. No clock says so: the time limits that would end the wait, too, are too long here, or show in the
+answer.
 """
 
 from __future__ import annotations
@@ -9,18 +10,23 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import time
 
 import httpx
+import pytest
 
 import laminar
 from laminar.batch import build
+from laminar.client.produce import sender
 from laminar.testing.cluster import LocalCluster, processes_of_group
-from tests.cluster.load import Load, converged, leaders, violations
+from tests.cluster.load import Load, converged, violations
+from tests.cluster.patience import PATIENCE_S, leaders
 
 TOPIC = "stopped"
 PARTITIONS = 6
-BOUND_S = 8.0
+# Of a producer's record, by `Load`. An attempt is let last longer here.
+DEADLINE_S = 60.0
+# A machine may be so busy that an election takes as long as a request: then it is tried once more.
+TRIES = 5
 
 
 def signalled(cluster: LocalCluster, number: int, signal_number: signal.Signals) -> None:
@@ -33,26 +39,27 @@ def signalled(cluster: LocalCluster, number: int, signal_number: signal.Signals)
 
 def leading(cluster: LocalCluster) -> tuple[int, int]:
     """The number of a node that leads, and a partition that it leads."""
-    partition, name = next(iter(leaders(cluster.urls[0], TOPIC).items()))
+    partition, name = min(leaders(cluster.urls[0], TOPIC).items())
     return next(node.number for node in cluster.members if node.name == name), partition
 
 
-async def test_a_producer_goes_on_while_its_leader_is_stopped(cluster: LocalCluster) -> None:
+async def test_a_producer_goes_on_while_its_leader_is_stopped(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of every key, and nothing is lost, doubled or reordered when the old leader wakes."""
-    async with laminar.aio.connect(cluster.urls) as client:
+    # Else a producer that waits for the end of its attempt would go on, too.
+    monkeypatch.setattr(sender, "CLIENT_ATTEMPT_S", 2 * DEADLINE_S)
+    async with laminar.aio.connect(cluster.urls, timeout=60) as client:
         await client.create_topic(TOPIC, partitions=PARTITIONS, replicas=3)
     load = Load(cluster.urls, TOPIC)
     load.start()
     await load.more(1_000)
     for _ in range(2):
-        number, _partition = leading(cluster)
+        number, _partition = await asyncio.to_thread(leading, cluster)
         signalled(cluster, number, signal.SIGSTOP)
-        begun = time.monotonic()
         # Two rounds over all keys, each round awaited: so a write to every partition began after the stop.
         await load.more(400)
-        waited_s = time.monotonic() - begun
         signalled(cluster, number, signal.SIGCONT)
-        assert waited_s < BOUND_S
         await load.more(1_000)
     await load.finish()
 
@@ -63,31 +70,54 @@ async def test_a_producer_goes_on_while_its_leader_is_stopped(cluster: LocalClus
 async def test_a_batch_of_a_producer_is_passed_on_to_who_leads_after_a_stopped_leader(
     cluster: LocalCluster,
 ) -> None:
-    """The node that passes it on has sent it to the stopped one, and does not wait for that one alone."""
-    async with laminar.aio.connect(cluster.urls) as client, httpx.AsyncClient(trust_env=False) as http:
+    """The node that passes it on has sent it to the stopped one, and does not wait for that one alone.
+
+    If it did, each answer would say that the outcome is unknown.
+    """
+    async with (
+        laminar.aio.connect(cluster.urls, timeout=60) as client,
+        httpx.AsyncClient(trust_env=False, timeout=60) as http,
+    ):
         await client.create_topic(TOPIC, partitions=PARTITIONS, replicas=3)
-        number, partition = leading(cluster)
-        other = cluster.urls[(number + 1) % 3]
-        frames = [
-            bytes(build([b"%d" % sequence], producer_id=b"p" * 16, producer_epoch=0, sequence=sequence))
-            for sequence in range(2)
-        ]
+        _, partition = await asyncio.to_thread(leading, cluster)
+        frames: list[bytes] = []
 
-        async def append(frame: bytes) -> httpx.Response:
-            path = f"{other}/v1/topics/{TOPIC}/partitions/{partition}/records"
-            headers = {"Content-Type": "application/vnd.laminar.batch"}
-            return await http.post(path, content=frame, headers=headers, timeout=20)
+        def another() -> bytes:
+            number = len(frames)
+            frames.append(
+                bytes(build([b"%d" % number], producer_id=b"p" * 16, producer_epoch=0, sequence=number))
+            )
+            return frames[-1]
 
-        assert 0 == (await append(frames[0])).json()["placed"][0]["offset"]
-        signalled(cluster, number, signal.SIGSTOP)
-        begun = time.monotonic()
-        answer = await append(frames[1])
-        waited_s = time.monotonic() - begun
-        signalled(cluster, number, signal.SIGCONT)
+        async def append(frame: bytes, url: str) -> httpx.Response:
+            path = f"{url}/v1/topics/{TOPIC}/partitions/{partition}/records"
+            return await http.post(
+                path, content=frame, headers={"Content-Type": "application/vnd.laminar.batch"}
+            )
 
-        assert 1 == answer.json()["placed"][0]["offset"], answer.text
-        assert waited_s < BOUND_S
+        async def placed(frame: bytes, url: str) -> int:
+            """Its offset, however often it is sent."""
+            answer = await append(frame, url)
+            async with asyncio.timeout(PATIENCE_S):
+                while answer.status_code in (503, 504):
+                    answer = await append(frame, url)
+            return int(answer.json()["placed"][0]["offset"])
+
+        for number in range(TRIES):
+            led = (await asyncio.to_thread(leaders, cluster.urls[0], TOPIC))[partition]
+            stopped = next(node.number for node in cluster.members if node.name == led)
+            other = cluster.urls[(stopped + 1) % 3]
+            assert 2 * number == await placed(another(), other)
+            signalled(cluster, stopped, signal.SIGSTOP)
+            answer = await append(another(), other)
+            signalled(cluster, stopped, signal.SIGCONT)
+            if answer.status_code not in (503, 504):
+                break
+            assert 2 * number + 1 == await placed(frames[-1], other)
+
+        end = len(frames)
+        assert end - 1 == answer.json()["placed"][0]["offset"], answer.text
         values = [record.value async for record in client.topic(TOPIC).read(partitions=[partition])]
-        assert [b"0", b"1"] == values
-        again = await asyncio.gather(*(append(frame) for frame in frames))
-        assert [0, 1] == [each.json()["placed"][0]["offset"] for each in again]
+        assert [b"%d" % each for each in range(end)] == values
+        again = [await placed(frame, other) for frame in frames]
+        assert list(range(end)) == again

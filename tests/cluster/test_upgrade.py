@@ -30,6 +30,7 @@ def test_a_cluster_is_upgraded_node_by_node_and_may_go_back_until_the_last(
         sinks=1,
         settle_ms=500,
         most_gap_s=60.0,
+        most_uneven_s=180.0,
     )
     sound = asyncio.run(
         run_life(real_disk, plan, seed=1, script=short, kind=Upgrade, cluster_kind=MixedCluster)

@@ -8,8 +8,9 @@ import subprocess
 import sys
 
 import laminar
-from laminar.testing.cluster import LocalCluster, get_json
+from laminar.testing.cluster import LocalCluster
 from tests.cluster.copier import KEYS
+from tests.cluster.patience import leaders
 
 NUMBERS = 20_000
 
@@ -28,10 +29,9 @@ def by_key(total: int) -> dict[bytes, list[int]]:
     return {b"key %d" % key: [n for n in range(1, total + 1) if n % KEYS == key] for key in range(KEYS)}
 
 
-def leader_of(cluster: LocalCluster, topic: str, *, asked: int) -> int:
-    row = get_json(f"{cluster.urls[asked]}/v1/topics/{topic}/partitions/0", timeout=10)
+def leader_of(cluster: LocalCluster, topic: str) -> int:
     names = [node.name for node in cluster.members]
-    return names.index(row["leader"]["node"])
+    return names.index(leaders(cluster.urls[0], topic)[0])
 
 
 async def test_what_a_killed_leader_had_accepted_is_neither_lost_nor_doubled(cluster: LocalCluster) -> None:
@@ -48,7 +48,7 @@ async def test_what_a_killed_leader_had_accepted_is_neither_lost_nor_doubled(clu
                     if dead:
                         back = dead.pop()
                         await asyncio.to_thread(cluster.restart, back)
-                    leader = await asyncio.to_thread(leader_of, cluster, "window", asked=0)
+                    leader = await asyncio.to_thread(leader_of, cluster, "window")
                     cluster.kill(leader)
                     dead.append(leader)
                 elif not producer.has_room():
@@ -62,15 +62,18 @@ async def test_what_a_killed_leader_had_accepted_is_neither_lost_nor_doubled(clu
 
 
 def test_a_copier_that_is_killed_at_any_point_goes_on_without_doubling(cluster: LocalCluster) -> None:
-    """Again and again until all is copied: each number once, in order per key."""
+    """Again and again until all is copied: each number once, in order per key.
+
+    There is more to copy if it was killed too rarely, as on a machine where it is looked at late.
+    """
     rng = random.Random(11)
     with laminar.connect(cluster.urls, timeout=60.0) as client:
         client.create_topic("copy", partitions=4, replicas=3)
     command = [sys.executable, "-m", "tests.cluster.copier", ",".join(cluster.urls), "copy", "copier"]
-    kills = 0
+    kills, total = 0, NUMBERS
     resumed: list[int] = []
     while True:
-        with subprocess.Popen([*command, str(NUMBERS)], stdout=subprocess.PIPE, text=True) as copier:
+        with subprocess.Popen([*command, str(total)], stdout=subprocess.PIPE, text=True) as copier:
             assert copier.stdout is not None
             goal: int | None = None
             for line in copier.stdout:
@@ -79,15 +82,16 @@ def test_a_copier_that_is_killed_at_any_point_goes_on_without_doubling(cluster: 
                     resumed.append(int(number))
                     goal = int(number) + rng.randrange(100, 4_000)
                 if what == "done":
-                    assert NUMBERS == int(number)
+                    assert total == int(number)
                 elif goal is not None and int(number) >= goal:
                     copier.kill()
                     kills += 1
                     break
-        if copier.returncode == 0:
+        assert copier.returncode in (0, -9), "it ended by itself"
+        if copier.returncode == 0 and kills >= 3:
             break
-        assert -9 == copier.returncode, "it ended by itself"
+        if copier.returncode == 0:
+            total += NUMBERS
 
-    assert kills >= 3, f"killed {kills} times only"
     assert resumed == sorted(resumed), "what is durable stays so"
-    assert by_key(NUMBERS) == read_by_key(cluster, "copy")
+    assert by_key(total) == read_by_key(cluster, "copy")

@@ -53,7 +53,7 @@ class TlsCluster(LocalCluster):
     def client(self, **arguments: Any) -> httpx.Client:
         """Return a client that trusts the cluster's CA, and follows redirects."""
         return httpx.Client(
-            verify=self.context, follow_redirects=True, timeout=20, trust_env=False, **arguments
+            verify=self.context, follow_redirects=True, timeout=60, trust_env=False, **arguments
         )
 
     def get(self, number: int, path: str) -> Any:
@@ -85,7 +85,7 @@ class TlsCluster(LocalCluster):
         """Return the serial number of the certificate that a node shows to a new connection."""
         node = self.members[number]
         with self.context.wrap_socket(
-            socket.create_connection((node.host, node.port), timeout=20), server_hostname=node.host
+            socket.create_connection((node.host, node.port), timeout=60), server_hostname=node.host
         ) as sock:
             shown = sock.getpeercert()
         assert shown is not None

@@ -27,12 +27,15 @@ from laminar.node.host.settings_sources import load
 from laminar.node.runtime.listeners import plan_ports
 from laminar.testing.cluster import LocalCluster
 from tests.cluster.names import Names
+from tests.cluster.patience import asked
 
 ROOT = Path(__file__).parents[2]
 BASE = ROOT / "deploy" / "kubernetes" / "base"
 FIRST_START = ROOT / "deploy" / "kubernetes" / "first-start"
 TOOLS = ROOT / "build" / "deploy" / "bin"
 NAMESPACE = "queues"
+# It ends what hangs, and judges nothing.
+PATIENCE_S = 120.0
 
 
 def documents(file: Path) -> list[Any]:
@@ -262,8 +265,8 @@ class Pods(LocalCluster):
         """Ask as the kubelet does, by the pod's address, until the pod is ready."""
         get = NODE["readinessProbe"]["httpGet"]
         url = f"{get['scheme'].lower()}://{self.members[number].host}:{Settings().port}{get['path']}"
-        deadline, told = time.monotonic() + 60, ""
-        with httpx.Client(verify=False, trust_env=False) as http:
+        deadline, told = time.monotonic() + PATIENCE_S, ""
+        with httpx.Client(verify=False, trust_env=False, timeout=PATIENCE_S) as http:
             while time.monotonic() < deadline and self.members[number].running:
                 try:
                     answer = http.get(url)
@@ -321,7 +324,7 @@ def test_a_cluster_begins_as_the_readme_says_and_knows_its_nodes_by_their_names(
     process = pods.members[0].process
     assert process is not None
     process.terminate()
-    assert 0 == process.wait(30)
+    assert 0 == process.wait(PATIENCE_S)
     pods.first = False
     pods.begin(0, last=20)
     pods.begin(1, last=21)
@@ -331,8 +334,8 @@ def test_a_cluster_begins_as_the_readme_says_and_knows_its_nodes_by_their_names(
     token = (pods.volume(0) / "data" / "admin-token").read_text().strip()
     url = f"https://{pods.members[1].host}:{Settings().port}"
     headers = {"Authorization": f"Bearer {token}", "Host": f"laminar.{NAMESPACE}.svc"}
-    with httpx.Client(base_url=url, headers=headers, verify=False, trust_env=False, timeout=20) as http:
-        assert 201 == http.put("/v1/topics/t", json={"partitions": 1, "replicas": 2}).status_code
+    with httpx.Client(base_url=url, headers=headers, verify=False, trust_env=False, timeout=60) as http:
+        assert asked(http, "PUT", "/v1/topics/t", json={"partitions": 1, "replicas": 2}).is_success
         told = http.get("/v1/cluster").json()
         assert 421 == http.get("/v1/cluster", headers={"Host": "laminar.other.svc"}).status_code
     assert not told.get("insecure")

@@ -61,7 +61,7 @@ def promtool() -> Callable[..., str]:
 
     def run(*words: str | Path, said: str = "") -> str:
         ran = subprocess.run(
-            [program, *map(str, words)], input=said, capture_output=True, text=True, timeout=60, check=False
+            [program, *map(str, words)], input=said, capture_output=True, text=True, timeout=180, check=False
         )
         assert 0 == ran.returncode, ran.stdout + ran.stderr
         return ran.stdout + ran.stderr
@@ -116,7 +116,10 @@ def test_a_node_that_is_well_makes_no_alert_fire_and_answers_each_query(
     promtool: Callable[..., str], tmp_path: Path
 ) -> None:
     """By its real series, an hour long; promtool finds nothing wrong with the text either."""
-    with serve(settings={"low_water_bytes": 1}) as url, httpx.Client(base_url=url, trust_env=False) as http:
+    with (
+        serve(settings={"low_water_bytes": 1}) as url,
+        httpx.Client(base_url=url, trust_env=False, timeout=60) as http,
+    ):
         assert 201 == http.put("/v1/topics/t", json={"settings": {"retention_ms": 10**9}}).status_code
         for _ in range(3):
             assert 201 == http.post("/v1/topics/t/partitions/0/records", content=b"x").status_code
@@ -153,7 +156,7 @@ def test_a_node_that_is_well_makes_no_alert_fire_and_answers_each_query(
 def test_promtool_finds_the_metrics_well_formed(promtool: Callable[..., str]) -> None:
     """Its lints too: names, types, units, helps."""
     with serve() as url:
-        text = httpx.get(f"{url}/metrics", trust_env=False).text
+        text = httpx.get(f"{url}/metrics", trust_env=False, timeout=60).text
 
     assert "" == promtool("check", "metrics", said=text)
 

@@ -61,16 +61,17 @@ def append(url: str, topic: str, value: str, *, traceparent: str | None = None, 
         json=[{"value": value, **envelope}],
         headers=headers,
         trust_env=False,
+        timeout=60,
     )
     assert answer.is_success, answer.text
 
 
 def written(url: str) -> None:
     """Wait until all events that were made are in `_trace`."""
-    until = time.monotonic() + 30
+    until = time.monotonic() + 120
     while True:
         found: dict[str, float] = {}
-        for line in httpx.get(f"{url}/metrics", trust_env=False).text.splitlines():
+        for line in httpx.get(f"{url}/metrics", trust_env=False, timeout=60).text.splitlines():
             name, _, value = line.partition(" ")
             name = name.partition("{")[0]
             if name.startswith("laminar_trace_"):
@@ -214,6 +215,7 @@ def many(client: Client, url: str, name: str, number: int) -> None:
         content=bytes(build([b"v"] * number)),
         headers={"Content-Type": BATCH_TYPE},
         trust_env=False,
+        timeout=60,
     )
     assert answer.is_success, answer.text
     written(url)

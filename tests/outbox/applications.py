@@ -19,7 +19,8 @@ DRIVERS = [name for name in ("sqlite3", "pg8000", "psycopg") if importlib.util.f
 def connect_to(driver: str, place: str) -> Any:
     """Open a connection. `place` is a file, or a socket and a database's name."""
     if driver == "sqlite3":
-        connection = sqlite3.connect(place, timeout=20)
+        # Writers of a file take turns by chance: on a slow disk one of five may wait for long.
+        connection = sqlite3.connect(place, timeout=120)
         connection.execute("PRAGMA journal_mode = WAL")
         return connection
     socket, _, name = place.rpartition(":")

@@ -26,7 +26,7 @@ def url() -> Iterator[str]:
 
 @pytest.fixture
 def client(url: str) -> Iterator[laminar.Client]:
-    with laminar.connect(url, timeout=10) as client:
+    with laminar.connect(url, timeout=60) as client:
         yield client
 
 

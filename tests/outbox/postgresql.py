@@ -72,7 +72,7 @@ def server() -> Iterator[Path]:
                 yield Path(base) / ".s.PGSQL.5432"
             finally:
                 running.send_signal(signal.SIGINT)  # ends sessions, too
-                running.wait(30)
+                running.wait(120)
 
 
 def _wait_until_ready(running: subprocess.Popen[bytes], data: Path) -> None:

@@ -64,7 +64,7 @@ def main(arguments: Sequence[str]) -> None:
     step, count = at or ("", "1")
     if step:
         kill_at(step, int(count))
-    with laminar.connect(url, timeout=10) as client:
+    with laminar.connect(url, timeout=60) as client:
         said = False
 
         def connect() -> Any:

@@ -61,6 +61,19 @@ class Api:
                     return answer.json()
         return None
 
+    async def told(self, path: str) -> Any:
+        """Return the JSON of an address; ask until one node answers 200.
+
+        Raises:
+            LifeFailed: none did within `PATIENCE_S`.
+        """
+        deadline = time.monotonic() + PATIENCE_S
+        while (found := await self.get(path)) is None:
+            if time.monotonic() >= deadline:
+                raise LifeFailed(f"no node tells {path} in {PATIENCE_S:g} s")
+            await asyncio.sleep(_PAUSE_S)
+        return found
+
     async def metric(self, name: str) -> float:
         """Return the sum of a metric over the processes of the nodes that answer; 0 if none has it."""
         total = 0.0

@@ -14,9 +14,10 @@ from tests.cluster.life.growing import Api
 
 async def describe(api: Api) -> dict[str, list[dict[str, Any]]]:
     """Return the described partitions of all topics, internal ones too, by topic."""
-    listed = await api.get("/v1/topics?limit=1000") or {"topics": []}
+    listed = await api.told("/v1/topics?limit=1000")
     found = {}
     for topic in listed["topics"]:
+        # A topic that is being deleted may be listed.
         told = await api.get(f"/v1/topics/{topic['topic']}/partitions")
         found[topic["topic"]] = told["partitions"] if told is not None else []
     return found

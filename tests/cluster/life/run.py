@@ -34,8 +34,6 @@ from tests.cluster.life.placement import fewest_replicas, leaders, misplaced, un
 
 REPLICAS = 3
 COORDINATORS = "_transactions"
-LEADERS_EVEN_S = 60.0
-"""Longest time from a rolling restart to leaders that are spread evenly."""
 BUCKETS_MS = (0.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, float("inf"))
 
 
@@ -55,6 +53,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     replace_after_ms: int = 15_000
     settle_ms: int = 2_000
     most_gap_s: float = 0.0
+    most_uneven_s: float = 60.0
+    """Longest time from a rolling restart to leaders that are spread evenly."""
     most_p99_factor: float = 0.0
 
     @property
@@ -173,6 +173,15 @@ class Life:
 
     # -- stages ----------------------------------------------------------------------------------
 
+    async def transactions_begin(self) -> None:
+        """Wait until there is the topic of sinks, which the first of them makes."""
+
+        async def missing() -> str:
+            self.check_alive()
+            return "" if COORDINATORS in await fewest_replicas(self.api) else f"no topic {COORDINATORS}"
+
+        await until("the first transaction", missing)
+
     async def calm(self, what: str) -> None:
         """Let the load go on for a while, and measure."""
         async with self.stage(what):
@@ -194,9 +203,7 @@ class Life:
         """Wait until each partition is where it should be, in full."""
         async with self.stage(what):
             await until(what, self._misplaced)
-            fewest = await fewest_replicas(self.api)
-            if min(fewest.values()) < REPLICAS:
-                raise LifeFailed(f"{REPLICAS} replicas are asked for, there are {fewest}")
+            await until(f"{REPLICAS} replicas of each", self._too_few)
             missed = await self.api.metric("laminar_node_work_missed_total")
             if missed:
                 raise LifeFailed(f"shards overlooked {missed:.0f} things that the catalog asks of them")
@@ -205,6 +212,10 @@ class Life:
     async def _misplaced(self) -> str:
         self.check_alive()
         return await misplaced(self.api, gone=self.gone)
+
+    async def _too_few(self) -> str:
+        fewest = await fewest_replicas(self.api)
+        return "" if min(fewest.values()) >= REPLICAS else f"there are {fewest}"
 
     async def drain(self, number: int) -> None:
         """Empty a node, stop it when it says that this is safe, and remove it."""
@@ -232,9 +243,12 @@ class Life:
     async def remove(self, name: str) -> None:
         """Remove a node that does not run any more."""
         await self.api.command("DELETE", f"/v1/admin/nodes/{name}")
-        told = await self.api.get("/v1/nodes")
-        if told is None or name in [each["node"] for each in told["nodes"]]:
-            raise LifeFailed(f"{name} is removed and listed: {told}")
+
+        async def listed() -> str:
+            names = [each["node"] for each in (await self.api.told("/v1/nodes"))["nodes"]]
+            return f"{name} is removed and listed: {names}" if name in names else ""
+
+        await until("removed", listed)  # the node that is asked may not know it yet
 
     async def rejoin(self, number: int) -> None:
         """Start a removed node again under its name, on an empty folder."""
@@ -268,7 +282,8 @@ class Life:
         names = [self.cluster.members[number].name for number in self.cluster.running()]
         async with self.stage("leaders even"):
             try:
-                await until("even", lambda: uneven(self.api, names), timeout_s=LEADERS_EVEN_S)
+                limit_s = self.plan.most_uneven_s
+                await until("even", lambda: uneven(self.api, names), timeout_s=limit_s)
             finally:
                 self.say(f"  {dict(sorted((await leaders(self.api))[0].items()))}")
 
@@ -288,8 +303,7 @@ async def live(life: Life) -> None:
     for number in range(1, plan.nodes):
         await life.join(number)
     await life.converge("three replicas of everything")
-    if COORDINATORS not in await fewest_replicas(life.api):
-        raise LifeFailed(f"there is no topic {COORDINATORS}")
+    await life.transactions_begin()
     await life.calm("calm, all nodes")
     drained = [0, *life.rng.sample(range(1, plan.nodes), plan.drains - 1)] if plan.drains else []
     for number in drained:

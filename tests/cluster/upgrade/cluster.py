@@ -61,7 +61,7 @@ class MixedCluster(GrowingCluster):
         """Wait until a node that can't go on has ended by itself; return what it wrote since its start."""
         process = self.members[number].process
         assert process is not None
-        async with asyncio.timeout(4 * STOP_TIMEOUT_S):
+        async with asyncio.timeout(8 * STOP_TIMEOUT_S):
             while process.poll() is None:  # noqa: ASYNC110  # another process
                 await asyncio.sleep(0.05)
         assert process.returncode != 0, f"{self.members[number].name} ended as if all were well"

@@ -35,6 +35,19 @@ with laminar.connect(sys.argv[1]) as client:
 """
 
 
+async def decided(http: httpx.AsyncClient, method: str, url: str, **more: Any) -> httpx.Response:
+    """Return the answer to a request that may be repeated; asked again while the catalog has no leader."""
+    found: list[httpx.Response] = []
+
+    async def missing() -> str:
+        found[:] = [await http.request(method, url, **more)]
+        is_transient = found[0].status_code in (503, 504) and found[0].json().get("code") != "not_enabled"
+        return found[0].text if is_transient else ""
+
+    await until(f"answered: {method} {url}", missing)
+    return found[0]
+
+
 class Upgrade(Life):
     """A life in which nodes change their program."""
 
@@ -124,23 +137,26 @@ class Upgrade(Life):
                 await client.create_topic(topic, partitions=2, replicas=REPLICAS)
                 await client.topic(topic).append(b"one", b"key")
                 path = f"{url}/v1/topics/{topic}/channels/c"
-                async with httpx.AsyncClient(timeout=30) as http:
-                    answer = await http.put(path, json={})
+                async with httpx.AsyncClient(timeout=60) as http:
+                    answer = await decided(http, "PUT", path, json={})
                 if refused:
                     if (answer.status_code, answer.json().get("code")) != (503, "not_enabled"):
                         raise LifeFailed(f"a channel in a mixed cluster: {answer.text}")
                     return
-                made = await client.topic(topic).create_channel("c", exist_ok=True)
-                if made.depth != 1:
-                    raise LifeFailed(f"a channel of one record: {made}")
+
+                async def missing() -> str:
+                    made = await client.topic(topic).create_channel("c", exist_ok=True)
+                    return "" if made.depth == 1 else f"a channel of one record: {made}"
+
+                await until("a channel of one record", missing)  # not all leaders may have answered at once
 
     async def token(self, number: int, *, refused: bool) -> None:
         """Make a token, which the older program does not know: while one runs it is refused."""
         async with self.stage("a token is refused" if refused else "a token is made", number):
             url = f"{self.cluster.urls[number]}/v1/admin/tokens"
             asked = {"name": "upgrade", "grants": [{"role": "read", "prefix": ""}]}
-            async with httpx.AsyncClient(timeout=30) as http:
-                answer = await http.post(url, json=asked)
+            async with httpx.AsyncClient(timeout=60) as http:
+                answer = await decided(http, "POST", url, json=asked)
             found = (answer.status_code, answer.json().get("code"))
             if found != ((503, "not_enabled") if refused else (201, None)):
                 raise LifeFailed(f"a token: {answer.text}")
@@ -148,7 +164,7 @@ class Upgrade(Life):
     async def limits(self, number: int, *, refused: bool) -> None:
         """Set a principal's limits, which the older program does not know: while one runs it is refused."""
         async with self.stage("limits are refused" if refused else "limits are set", number):
-            async with httpx.AsyncClient(timeout=30) as http:
+            async with httpx.AsyncClient(timeout=60) as http:
                 answer = await self._limit(http, number, topics=5)
                 if refused:
                     # The older program has no such resource at all, nor does it answer as if it had.
@@ -162,16 +178,16 @@ class Upgrade(Life):
 
     async def _limit(self, http: httpx.AsyncClient, number: int, **limits: int) -> httpx.Response:
         url = f"{self.cluster.urls[number]}/v1/admin/limits/limited"
-        return await http.put(url, json=limits, headers={"If-Match": "*"})
+        return await decided(http, "PUT", url, json=limits, headers={"If-Match": "*"})
 
     async def limits_hold(self, number: int) -> None:
         """A node asks for tokens for a while: it knows those made before, and what their principals may."""
         async with self.stage("tokens and limits", number):
             url, tokens = self.cluster.urls[number], {}
-            async with httpx.AsyncClient(timeout=30, base_url=url) as http:
+            async with httpx.AsyncClient(timeout=60, base_url=url) as http:
                 for name, role in (("limited", "read"), ("operator", "admin")):
                     asked = {"name": name, "grants": [{"role": role, "prefix": ""}]}
-                    made = await http.post("/v1/admin/tokens", json=asked)
+                    made = await decided(http, "POST", "/v1/admin/tokens", json=asked)
                     tokens[name] = {"Authorization": f"Bearer {made.json()['token']}"}
                 await self._limit(http, number, requests_per_s=2)
             await self._stop(number)
@@ -188,14 +204,20 @@ class Upgrade(Life):
 
             await until("the node asks for tokens", missing)
             found: dict[str, list[int]] = {}
-            async with httpx.AsyncClient(timeout=30, base_url=url) as http:
-                for name, headers in {"none": {}, **tokens}.items():
-                    answers = await asyncio.gather(
-                        *(http.get("/v1/topics", headers=headers) for _ in range(20))
-                    )
-                    found[name] = sorted({each.status_code for each in answers})
-            if found != {"none": [401], "limited": [200, 429], "operator": [200]}:
-                raise LifeFailed(f"a node that asks for tokens answers {found}")
+
+            async def differs() -> str:
+                """The node may know the tokens, and the limits, which are younger, not yet."""
+                async with httpx.AsyncClient(timeout=60, base_url=url) as http:
+                    for name, headers in {"none": {}, **tokens}.items():
+                        answers = await asyncio.gather(
+                            *(http.get("/v1/topics", headers=headers) for _ in range(20))
+                        )
+                        found[name] = sorted({each.status_code for each in answers})
+                if found == {"none": [401], "limited": [200, 429], "operator": [200]}:
+                    return ""
+                return f"a node that asks for tokens answers {found}"
+
+            await until("limits hold", differs)
             await self._stop(number)
             self.cluster.guarded.discard(number)
             await self.start_with(number, older=False)
@@ -220,9 +242,13 @@ class Upgrade(Life):
                         headers={"If-Match": "*"},
                     )
                     await client.topic(topic).append(b"two")
-                    told = await client.request_json("GET", f"/v1/topics/{topic}")
-                    if told["settings"].get("retention_ms") != 10**9:
-                        raise LifeFailed(f"the change of {topic} is not to be seen: {told}")
+
+                    async def missing(client: laminar.aio.Client = client, topic: str = topic) -> str:
+                        told = await client.request_json("GET", f"/v1/topics/{topic}")
+                        is_seen = told["settings"].get("retention_ms") == 10**9
+                        return "" if is_seen else f"the change of {topic} is not to be seen: {told}"
+
+                    await until("a change is seen", missing)  # another node may answer, a little later
 
     async def leaders_on_both(self) -> None:
         """Wait until leaders are spread evenly, so nodes of either program lead and follow the other."""
