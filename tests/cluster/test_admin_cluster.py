@@ -49,6 +49,12 @@ def holders(url: str, partition: str) -> set[str]:
     return in_sync if not found["leaving"] and len(in_sync) == len(found["replicas"]) else set()
 
 
+def if_all_is_known(http: httpx.Client, node: str) -> dict[str, Any] | None:
+    """The description of a node; None if its shard, or the catalog's leader, did not answer in time."""
+    found: dict[str, Any] = http.get(f"/v1/admin/nodes/{node}").json()
+    return found if None not in (found["leads"], found["catalog_voter"]) else None
+
+
 def command(url: str, *words: str) -> int:
     return run([*words, "--url", url, "--timeout", str(PATIENCE_S)])
 
@@ -85,7 +91,7 @@ def test_a_node_is_drained_stopped_and_removed(
         assert EXIT_DONE == command(url, "node", "drain", node)
 
         assert f"node {node} is drained: safe to stop" in capfd.readouterr().out
-        found = http.get(f"/v1/admin/nodes/{node}").json()
+        found = until(lambda: if_all_is_known(http, node))
         assert (0, 0, False, True) == (
             found["replicas"],
             found["leads"],
