@@ -15,10 +15,12 @@ from pathlib import Path
 import pytest
 
 import laminar
-from laminar.testing.cluster import LocalCluster, LoopbackNet, get_json, marked_processes
+from laminar.testing import cluster as testing_cluster
+from laminar.testing.cluster import LocalCluster, LoopbackNet, marked_processes
 from laminar.testing.history import check_replicas
 from laminar.testing.nodes import ServerFailed
 from laminar.testing.replicas import committed_digests
+from tests.cluster.patience import told
 
 # Starts a cluster, says its mark, and waits to be killed.
 OWNER = """
@@ -41,7 +43,7 @@ def until_all_are_alive(cluster: LocalCluster, asked: int) -> None:
     """As the node `asked` sees them: on a slow machine one is taken for dead now and then, for a moment."""
     deadline = time.monotonic() + 120
     while True:
-        nodes = get_json(f"{cluster.urls[asked]}/v1/cluster")["nodes"]
+        nodes = told(f"{cluster.urls[asked]}/v1/cluster")["nodes"]
         if {"node-1", "node-2", "node-3"} == {node["node"] for node in nodes if node["alive"]}:
             return
         assert time.monotonic() < deadline, nodes
@@ -84,7 +86,7 @@ def test_replicas_are_asked_one_by_one_and_agree(cluster: LocalCluster) -> None:
         for number in range(20):
             topic.append(b"%d" % number, key=b"%d" % number)
 
-    digests = committed_digests(cluster.urls, "digested")
+    digests = committed_digests(cluster.urls, "digested", timeout=120)
 
     assert {0: {"node-1", "node-2", "node-3"}, 1: {"node-1", "node-2", "node-3"}} == {
         partition: set(by_node) for partition, by_node in digests.items()
@@ -94,10 +96,13 @@ def test_replicas_are_asked_one_by_one_and_agree(cluster: LocalCluster) -> None:
 
 def test_a_replica_that_does_not_answer_is_named_with_the_reason(cluster: LocalCluster) -> None:
     """Those of the partitions that it has no part in come together all the same, and are counted."""
+    until_all_are_alive(cluster, 0)  # else none is placed on one that was taken for dead
     with laminar.connect(cluster.urls) as client:
         client.create_topic("partly", partitions=8, replicas=2)
-    told = get_json(f"{cluster.urls[0]}/v1/topics/partly/partitions")["partitions"]
-    others = [each for each in told if "node-2" not in {replica["node"] for replica in each["replicas"]}]
+    partitions = told(f"{cluster.urls[0]}/v1/topics/partly/partitions")["partitions"]
+    others = [
+        each for each in partitions if "node-2" not in {replica["node"] for replica in each["replicas"]}
+    ]
     assert 0 < len(others) < 8
 
     cluster.kill(1)
@@ -111,8 +116,8 @@ def test_a_replica_that_does_not_answer_is_named_with_the_reason(cluster: LocalC
     assert re.search(said, str(failed.value)), failed.value
     cluster.restart(1)
 
-    digests = committed_digests(cluster.urls, "partly")
-    assert {each["partition"] for each in told} == digests.keys()
+    digests = committed_digests(cluster.urls, "partly", timeout=120)
+    assert {each["partition"] for each in partitions} == digests.keys()
     assert [] == check_replicas(digests)
 
 
@@ -145,8 +150,9 @@ def test_a_node_that_cannot_start_says_why(tmp_path: Path) -> None:
     assert [] == cluster.leftovers()
 
 
-def test_stop_is_in_order_and_may_be_said_twice(tmp_path: Path) -> None:
+def test_stop_is_in_order_and_may_be_said_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each node ends by itself with code 0; a second stop does nothing."""
+    monkeypatch.setattr(testing_cluster, "STOP_TIMEOUT_S", 120.0)  # a slow disk is no reason to be killed
     with LocalCluster(tmp_path, nodes=1, shards=1) as cluster:
         pass
     cluster.stop()
@@ -155,8 +161,9 @@ def test_stop_is_in_order_and_may_be_said_twice(tmp_path: Path) -> None:
     assert [] == cluster.leftovers()
 
 
-def test_an_interrupted_stop_leaves_no_process(tmp_path: Path) -> None:
+def test_an_interrupted_stop_leaves_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A second Ctrl-C, while one node does not end: its processes are killed."""
+    monkeypatch.setattr(testing_cluster, "STOP_TIMEOUT_S", 120.0)  # it comes when the other one has ended
     with LocalCluster(tmp_path, nodes=2, shards=1) as cluster:
         stuck, ends = (node.process.pid for node in cluster.members if node.process is not None)
         os.kill(stuck, signal.SIGSTOP)
