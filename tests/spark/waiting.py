@@ -18,7 +18,7 @@ def rows_of_batches(query: StreamingQuery) -> list[int]:
 
 
 def await_rows(query: StreamingQuery, count: int) -> None:
-    """Wait until this run of the query has read so many rows or more, and has nothing more to read.
+    """Wait until this run of the query has read so many rows or more.
 
     `processAllAvailable` alone ends when the source has heard of no record for `pollTimeoutMs`. The node, or
     the next leader, may take longer to say that there are some.
