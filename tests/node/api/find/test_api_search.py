@@ -130,9 +130,8 @@ def test_bounds_are_offsets_times_and_ends(http: httpx.Client, filled: str) -> N
     assert found(partitions=[1], **{"from": {"1": 5}}, to={"1": 8}) == [(1, 5), (1, 6), (1, 7)]
     assert found(**{"from": "latest"}) == []
     assert found(to="earliest") == []
-    moment = step_with(http, filled, 1, partitions=[2], **{"from": {"2": 10}}, limit=1)["records"][0][
-        "timestamp"
-    ]
+    (tenth,) = step_with(http, filled, 1, partitions=[2], **{"from": {"2": 10}}, limit=1)["records"]
+    moment = tenth["timestamp"]
     assert (2, 9) not in found(partitions=[2], **{"from": moment})
     assert (2, 10) in found(partitions=[2], **{"from": moment})
     assert (2, 10) not in found(partitions=[2], to=moment)
