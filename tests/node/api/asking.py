@@ -30,6 +30,18 @@ def until(
         time.sleep(0.02)
 
 
+def unless_overloaded(append: Callable[[], httpx.Response]) -> httpx.Response:
+    """Return the answer to a large append, asked again while the disk lags behind those before it."""
+    answers: list[httpx.Response] = []
+
+    def is_taken() -> bool:
+        answers.append(append())
+        return answers[-1].status_code != 503 or answers[-1].json()["code"] != "overloaded"
+
+    until(is_taken, lambda: answers[-1].text)
+    return answers[-1]
+
+
 def fresh_metrics(http: httpx.Client) -> str:
     """Return the text of the metrics, looked at after this was called: a costly one is kept for up to 5 s."""
     seen = {http.get("/metrics").text}

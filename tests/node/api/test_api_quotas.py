@@ -171,7 +171,8 @@ async def test_a_client_that_does_not_wait_is_muted(limited: Limited) -> None:
         reader, writer = await asyncio.open_connection(at.host, at.port)
         proof = f"Authorization: Bearer {limited.tokens[who]}"
         request = f"GET /v1/topics HTTP/1.1\r\nHost: localhost\r\n{proof}\r\n\r\n".encode()
-        statuses, begun_s = [], time.monotonic()
+        statuses: list[int] = []
+        begun_s = time.monotonic()
         while not 5 <= statuses.count(429):  # 60 at once, but on a machine that stands still meanwhile
             writer.write(request * 70)
             for _ in range(70):

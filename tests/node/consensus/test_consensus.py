@@ -18,7 +18,7 @@ from laminar.log.disk.errors import StorageClosed
 from laminar.node.partition.receipts import Receipt
 from laminar.node.transport.transport import Channel
 from raft.messages import AnyMessage, Append, AppendAnswer, Heartbeat, PreVote, Vote
-from tests.node.trio import GROUP, NODES, PATIENCE_S, SETTINGS, Member, Trio, batch, send, trio
+from tests.node.trio import CALM, CALM_S, GROUP, NODES, PATIENCE_S, Member, Trio, batch, send, trio
 
 Messages = list[AnyMessage]
 
@@ -445,12 +445,12 @@ async def test_what_a_deposed_leader_let_somebody_own_is_not_his() -> None:
 
 async def test_pitfall_44_a_loop_that_stood_still_starts_no_election() -> None:
     """Leader and followers alike: the silence was their own."""
-    async with trio() as cluster:
+    async with trio(settings=CALM) as cluster:
         leader = await cluster.leader()
         term = leader.replica.core.term
-        for _ in range(3):
-            time.sleep(4 * SETTINGS.election_timeout_ms / 1000)  # noqa: ASYNC251  # that is the fault
-            await asyncio.sleep(2 * SETTINGS.election_timeout_ms / 1000)
+        for _ in range(2):
+            time.sleep(CALM_S)  # noqa: ASYNC251  # that is the fault
+            await asyncio.sleep(CALM_S / 2)
 
         assert [term] * 3 == [member.replica.core.term for member in cluster.alive]
         assert leader.partition.leads
@@ -484,7 +484,7 @@ async def test_a_follower_that_was_away_for_long_catches_up_from_cold_files() ->
 
 async def test_a_batch_of_16_mib_is_replicated_and_elections_go_on() -> None:
     """One entry larger than an append, a bulk frame and the follower's window."""
-    async with trio() as cluster:
+    async with trio(settings=CALM) as cluster:
         leader = await cluster.leader()
         term = leader.replica.core.term
         large = bytes(16 << 20)

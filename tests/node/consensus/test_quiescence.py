@@ -11,7 +11,7 @@ from laminar.node.consensus.quiescence import ELECTION_COST_MS, Notice, Quiescen
 from laminar.node.transport.transport import Address, Peer, TcpAddress
 from raft.configuration import Configuration
 from raft.values import Role
-from tests.node.trio import SETTINGS, Member, Trio, batch, send, trio
+from tests.node.trio import CALM, CALM_S, Member, Trio, batch, send, trio
 
 
 async def quiet(cluster: Trio) -> None:
@@ -29,10 +29,10 @@ async def at_rest(cluster: Trio) -> Member:
 
 async def test_a_group_with_nothing_to_do_rests_on_one_beat_and_serves_at_once() -> None:
     """Its leader stays the leader, and the next append wakes it."""
-    async with trio() as cluster:
+    async with trio(settings=CALM) as cluster:
         leader = await at_rest(cluster)
         term = leader.replica.core.term
-        await asyncio.sleep(5 * SETTINGS.election_timeout_ms / 1000)
+        await asyncio.sleep(CALM_S)
         assert all(member.replica.core.quiesced for member in cluster.alive)
         assert all(member.driver.statistics()["keepalives_sent"] for member in cluster.alive)
 

@@ -22,7 +22,7 @@ from laminar.log.disk.disk import RealDisk
 from laminar.log.disk.trash import Trash
 from laminar.node.host.disk_space import DiskSpace
 from laminar.testing.nodes import serve
-from tests.node.api.asking import ENVELOPE_LINES, Partition, problem
+from tests.node.api.asking import ENVELOPE_LINES, Partition, problem, unless_overloaded, until
 
 MIB = 1 << 20
 DAY_MS = 24 * 3_600_000
@@ -118,24 +118,31 @@ def until_low(http: httpx.Client, wanted: bool) -> dict[str, object]:
 
 def until_named(http: httpx.Client, partition: Partition) -> None:
     """The refusal, the node's warnings and the channel's description say that it keeps the log."""
-    deadline = time.monotonic() + 120
-    while "billing" not in (refused := problem(partition.post(b"no"), 507, "disk_full"))["detail"]:
-        assert time.monotonic() < deadline, refused
-        time.sleep(0.02)
-    kept_bytes = http.get(CHANNEL).json()["kept_bytes"]
-    assert kept_bytes >= 2 * MIB
     named = "channel 'billing', which never gave out offset 0"
-    wanted = f"{kept_bytes} bytes of t/0 are kept beyond its retention for {named}"
-    assert refused["detail"].endswith(f"; {wanted}")
-    assert "laminar channel seek" in refused["hint"]
-    warned = http.get("/readyz").json()["warnings"]
-    assert f"channels keep logs beyond their retention: t/0, {kept_bytes} bytes, for {named}" in warned
-    told = http.get("/v1/health").json()
-    found = {(each["code"], each["severity"]) for each in told["problems"]}
-    assert {("disk_low", "critical"), ("channel_blocked", "critical")} <= found, told
     metric = 'laminar_channel_kept_bytes{topic="t",channel="billing"} '
-    lines = http.get("/metrics").text.splitlines()
-    assert [kept_bytes] == [float(line.removeprefix(metric)) for line in lines if line.startswith(metric)]
+    seen: list[object] = []
+
+    def is_named() -> bool:  # by all of them alike: how much it keeps is looked at again and again
+        refused = problem(partition.post(b"no"), 507, "disk_full")
+        kept_bytes = http.get(CHANNEL).json()["kept_bytes"]
+        warned = http.get("/readyz").json()["warnings"]
+        told = http.get("/v1/health").json()
+        lines = http.get("/metrics").text.splitlines()
+        numbers = [float(line.removeprefix(metric)) for line in lines if line.startswith(metric)]
+        seen[:] = refused, kept_bytes, warned, told, numbers
+        return (
+            kept_bytes >= 2 * MIB
+            and refused["detail"].endswith(
+                f"; {kept_bytes} bytes of t/0 are kept beyond its retention for {named}"
+            )
+            and "laminar channel seek" in refused["hint"]
+            and f"channels keep logs beyond their retention: t/0, {kept_bytes} bytes, for {named}" in warned
+            and {("disk_low", "critical"), ("channel_blocked", "critical")}
+            <= {(each["code"], each["severity"]) for each in told["problems"]}
+            and [kept_bytes] == numbers
+        )
+
+    until(is_named, lambda: seen)
 
 
 def test_on_a_nearly_full_disk_appends_are_refused_and_all_else_goes_on(
@@ -158,7 +165,7 @@ def test_on_a_nearly_full_disk_appends_are_refused_and_all_else_goes_on(
         assert 201 == http.put(CHANNEL, json={}).status_code
         partition = Partition(http, "t")
         for _ in range(4):
-            assert 201 == partition.post(b"x" * MIB).status_code
+            assert 201 == unless_overloaded(lambda: partition.post(b"x" * MIB)).status_code
         until_low(http, False)
         with ballast.open("wb") as file:
             os.posix_fallocate(file.fileno(), 0, RealDisk().free_bytes(str(small_disk)) - 10 * MIB)
@@ -239,7 +246,7 @@ def test_on_a_nearly_full_disk_consumers_go_on_and_make_room(
         assert 201 == http.put(CHANNEL, json={}).status_code
         partition = Partition(http, "t")
         for _ in range(20):
-            assert 201 == partition.post(b"x" * MIB).status_code
+            assert 201 == unless_overloaded(lambda: partition.post(b"x" * MIB)).status_code
         leave_free(ballast, 8 * MIB)
         while "appends and consumers are refused" not in str(until_low(http, True)["warnings"]):
             time.sleep(0.02)
@@ -274,18 +281,18 @@ def test_trimming_a_full_disk_makes_room_at_once(small_disk: Path, monkeypatch: 
         assert 201 == http.put("/v1/topics/t", json={}).status_code
         partition = Partition(http, "t")
         for _ in range(30):
-            assert 201 == partition.post(b"x" * MIB).status_code
+            assert 201 == unless_overloaded(lambda: partition.post(b"x" * MIB)).status_code
         with (small_disk / "ballast").open("wb") as file:
             os.posix_fallocate(file.fileno(), 0, RealDisk().free_bytes(str(small_disk)) - 10 * MIB)
         until_low(http, True)
 
         with laminar.connect(url) as client, pytest.raises(laminar.ProduceError) as undelivered:
-            with client.topic("t").producer(batch_bytes=1, timeout=2) as producer:
+            with client.topic("t").producer(batch_bytes=1, timeout=5) as producer:
                 for _ in range(8):
                     producer.send(b"no")
         assert all("low-water mark" in str(each.error) for each in undelivered.value.undelivered)
 
-        command = [sys.executable, "-m", "laminar.cli", "produce", "t", "--url", url, "--timeout", "1"]
+        command = [sys.executable, "-m", "laminar.cli", "produce", "t", "--url", url, "--timeout", "5"]
         produced = subprocess.run(command, input=b"no", capture_output=True, check=False)
         assert (EXIT_UNAVAILABLE, True) == (produced.returncode, b"low-water mark" in produced.stderr)
 
@@ -332,7 +339,7 @@ def test_a_disk_that_is_full_before_it_is_seen_to_be_low_gets_room_by_what_is_gi
             assert 201 == http.put(f"/v1/topics/{topic}", json={}).status_code
         kept, abandoned = Partition(http, "t"), Partition(http, "u")
         for _ in range(30):
-            assert 201 == abandoned.post(b"x" * MIB).status_code
+            assert 201 == unless_overloaded(lambda: abandoned.post(b"x" * MIB)).status_code
         assert 0 == kept.append("before")
         until_low(http, False)
 

@@ -8,7 +8,6 @@ import logging
 import os
 import socket
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -69,11 +68,9 @@ def test_a_full_pipe_drops_lines_and_says_later_how_many() -> None:
     writer = NonBlockingWriter(writing)
     handler = NonBlockingHandler(writer)
     handler.setFormatter(JsonFormatter("n1"))
-    began = time.monotonic()
 
-    for number in range(5000):
+    for number in range(5000):  # for ever, if it waited: nobody reads
         handler.emit(record(f"line {number} {'x' * 300}"))
-    assert time.monotonic() - began < 5
     assert handler.dropped > 0
     dropped = handler.dropped
     text = os.read(reading, 1 << 20)

@@ -32,12 +32,12 @@ def check(sent: list[tuple[str, bytes]], read: list[Any]) -> None:
 
 async def change_a_few_times(topic: Any) -> None:
     """Split, merge and move: five changes, one after another."""
-    route = await topic.split(0, at=9_000, wait=10)
+    route = await topic.split(0, at=9_000, wait=60)
     assert {2, 3, 1} == set(route.ranges)
-    await topic.merge([2, 3], wait=10)
-    await topic.move(1, wait=10)
-    await topic.split(4, into=3, wait=10)
-    await topic.merge([6, 7], wait=10)
+    await topic.merge([2, 3], wait=60)
+    await topic.move(1, wait=60)
+    await topic.split(4, into=3, wait=60)
+    await topic.merge([6, 7], wait=60)
 
 
 async def test_a_read_at_a_final_end_is_answered_at_once(node: EmbeddedNode) -> None:
@@ -48,18 +48,18 @@ async def test_a_read_at_a_final_end_is_answered_at_once(node: EmbeddedNode) -> 
     first = await session.fetch("t", 0, offset=0, max_bytes=1 << 20)
     assert "laminar-sealed" not in first.headers
     waiting = asyncio.create_task(
-        session.fetch("t", 0, offset=receipt.offset + 1, max_bytes=1 << 20, wait_ms=25_000)
+        session.fetch("t", 0, offset=receipt.offset + 1, max_bytes=1 << 20, wait_ms=30_000)
     )
     await asyncio.sleep(0)
     began_s = time.monotonic()
-    await topic.split(0, at=9_000, wait=10)
+    await topic.split(0, at=9_000, wait=60)
     answer = await waiting
     assert "1" == answer.headers["laminar-sealed"] and not answer.body
-    again = await session.fetch("t", 0, offset=1, max_bytes=1 << 20, wait_ms=25_000)
+    again = await session.fetch("t", 0, offset=1, max_bytes=1 << 20, wait_ms=30_000)
     assert "1" == again.headers["laminar-sealed"]
     first = await session.fetch("t", 0, offset=0, max_bytes=1 << 20)
     assert "1" == first.headers["laminar-sealed"] and first.body
-    assert time.monotonic() - began_s < 20, "none of them waited for its time"
+    assert time.monotonic() - began_s < 28, "none of them waited for its time"
 
 
 async def test_a_bounded_read_takes_all_partitions_in_order(node: EmbeddedNode) -> None:
@@ -75,11 +75,11 @@ async def test_a_bounded_read_takes_all_partitions_in_order(node: EmbeddedNode) 
 
     await send(200)
     check(sent, [record async for record in topic.read()])
-    await topic.split(0, at=9_000, wait=10)
+    await topic.split(0, at=9_000, wait=60)
     await send(200)
     check(sent, [record async for record in topic.read()])
-    await topic.merge([2, 3], wait=10)
-    await topic.move(1, wait=10)
+    await topic.merge([2, 3], wait=60)
+    await topic.move(1, wait=60)
     await send(200)
     # A client that has the map of before, and one that has none.
     check(sent, [record async for record in topic.read()])
@@ -164,21 +164,21 @@ async def test_a_cursor_goes_over_changes(node: EmbeddedNode) -> None:
 
     await send(30)
     await some(10)
-    await topic.split(0, at=9_000, wait=10)
+    await topic.split(0, at=9_000, wait=60)
     await send(30)
     await some(15)
-    await topic.merge([2, 3], wait=10)
+    await topic.merge([2, 3], wait=60)
     await send(30)
     await some(20)
     await some(20)
-    await topic.move(4, wait=10)
+    await topic.move(4, wait=60)
     await send(10)
     await some(200)
     check(sent, read)
     # One that begins at the end gets what comes then, in any partition.
     async with topic.read("latest", cursor="late"):
         pass
-    await topic.move(1, wait=10)
+    await topic.move(1, wait=60)
     await send(20)
     async with topic.read("latest", cursor="late") as reader:
         late = [record async for record in reader]
@@ -196,7 +196,7 @@ async def test_reading_a_partition_by_number_ends_with_it(node: EmbeddedNode) ->
 
     reading = asyncio.create_task(read())
     await until(lambda: len(found) == 1)
-    await topic.move(0, wait=10)
+    await topic.move(0, wait=60)
     async with asyncio.timeout(60):
         await reading
     assert [b"one"] == found
@@ -245,7 +245,7 @@ async def test_records_without_an_answer_are_not_doubled_by_a_change(node: Embed
         url, sender._head(queue, url, len(frame), accepts=False), (bytes(frame),), timeout_s=5
     )
     end = partition_of(node, queue.partition).end_offset
-    await topic.move(queue.partition, wait=10)
+    await topic.move(queue.partition, wait=60)
     box.retry(queue, again, until_ms=0, maybe_applied=True)
     sender._want_route(1)
     third = box.put(b"third", b"k", queue)
@@ -268,7 +268,7 @@ async def test_the_sync_face_goes_over_a_change(node: EmbeddedNode, order: str) 
                 for number in range(100):
                     producer.send(b"%d" % number, "k")
                     if number == 50:
-                        topic.split(0, at=9_000, wait=10)
+                        topic.split(0, at=9_000, wait=60)
             return [record.value for record in topic.read()]
 
     assert sorted(b"%d" % number for number in range(100)) == sorted(await asyncio.to_thread(work))
@@ -311,10 +311,10 @@ async def test_a_transaction_is_cut_anew_over_changes(node: EmbeddedNode) -> Non
                 if turn == 100 and number == 1:
                     break
         if number == 0:
-            await topic.split(0, at=9_000, wait=10)
+            await topic.split(0, at=9_000, wait=60)
         elif number == 1:
-            await topic.merge([2, 3], wait=10)
-            await topic.move(1, wait=10)
+            await topic.merge([2, 3], wait=60)
+            await topic.move(1, wait=60)
     check(sent, [record async for record in topic.read()])
 
 
@@ -327,7 +327,7 @@ async def test_readers_pass_what_is_reclaimed(node: EmbeddedNode) -> None:
         assert 40 == len([record async for record in reader])
     await topic.set_cursor("behind", {0: 1, 1: 0})
     end = (await topic.offsets())[0]
-    await topic.split(0, at=9_000, wait=10)
+    await topic.split(0, at=9_000, wait=60)
     await topic.delete_cursor("behind")
     following = topic.read({0: end, 1: 40}, follow=True)
     waiting = asyncio.create_task(following.next_batch())
@@ -375,7 +375,7 @@ async def test_an_upload_begins_in_the_partition_that_follows(node: EmbeddedNode
         # It does not hear of the changes: it has the places of the partitions from before.
         await old.session.topic_map("t")
         for number in (0, 1):
-            await topic.move(number, wait=10)
+            await topic.move(number, wait=60)
         stale = old.topic("t")
         with pytest.raises(laminar.Sealed):
             await stale.append_stream(pieces(b"v" * 40_000), partition=0, part_bytes=10_000)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from laminar.node.transport.receive_budget import ReceiveBudget
-from tests.node.trio import batch, send, trio
+from tests.node.trio import CALM, CALM_S, batch, send, trio
 
 VALUE = b"x" * 50_000
 
@@ -50,7 +52,7 @@ def test_a_frame_that_changed_nothing_does_not_count() -> None:
 async def test_a_follower_whose_disk_stands_still_stops_reading_and_then_has_it_all() -> None:
     """Meanwhile the others commit, heartbeats go on, and nobody stands for election."""
     limit = 4 * len(VALUE)
-    async with trio(receive_budget_bytes=limit) as cluster:
+    async with trio(receive_budget_bytes=limit, settings=CALM) as cluster:
         leader = await cluster.leader()
         await send(leader, batch(0, b"first"))
         await cluster.settled()
@@ -64,6 +66,7 @@ async def test_a_follower_whose_disk_stands_still_stops_reading_and_then_has_it_
         received = budget.waiting_bytes
         for number in range(40, 80):
             await send(leader, batch(number, VALUE))
+        await asyncio.sleep(CALM_S)
         assert limit < received <= budget.waiting_bytes < 40 * len(VALUE)
         assert leader.partition.leads and term == leader.replica.core.term
         slow.release_disk()
