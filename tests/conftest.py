@@ -166,7 +166,7 @@ def why_no_spark() -> str | None:
     if java is None:
         return f"there is no Java; {wanted}"
     try:
-        told = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30).stderr
+        told = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=300).stderr
         version = told.split('"')[1].split(".")[0]
     except (OSError, IndexError):
         return f"{java} does not run; {wanted}"

@@ -93,7 +93,8 @@ def test_forgets_a_socket():
 WAITS_FOR_EVER = """
 import asyncio, pytest
 
-@pytest.mark.timeout(1)
+# Not of the setup, too, as it is meant to end in the loop.
+@pytest.mark.timeout(2, func_only=True)
 async def test_waits_for_what_never_comes():
     await asyncio.Event().wait()
 
@@ -163,8 +164,8 @@ def test_a_time_limit_ends_a_test_that_waits_in_the_loop(tmp_path: Path) -> None
     status, output = run_pytest(tmp_path, WAITS_FOR_EVER)
 
     assert 1 == status, output
-    assert "Timeout (>1.0s)" in output
-    assert "test_it.py:6" in output
+    assert "Timeout (>2.0s)" in output
+    assert "test_it.py:7" in output
     assert "1 failed, 1 passed" in output
 
 

@@ -489,10 +489,12 @@ async def test_a_scrubber_beside_a_writer_takes_nothing_for_damage(tmp_path: Pat
             await storage._executor.run_in_writer(lambda: None)  # the notes of this pass are written
         await writing
         await storage.checkpoint()
+        # Of all that is there: a slow pass may have been the only one beside the writer.
+        time.now_ms += 4 * DAY_MS
         await scrub.run_pass()
     finally:
         writing.cancel()
         await storage.close()
 
-    assert scrub.verified_bytes > log.size_bytes
+    assert scrub.verified_bytes >= log.size_bytes > 0
     assert (0, 0) == (scrub.damaged_batches, len(log.quarantine))
