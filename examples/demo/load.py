@@ -116,8 +116,11 @@ async def _kill(
 async def _kill_once(
     topic: Topic[bytes], flights: Flights, cluster: LocalCluster, progress: Progress, say: Say
 ) -> None:
-    leaders = {each.partition: each.leader for each in await topic.partitions()}
-    name, count = Counter(leader for leader in leaders.values() if leader is not None).most_common(1)[0]
+    leaders = await _leaders(topic)
+    while not (led := Counter(leader for leader in leaders.values() if leader is not None)):
+        await asyncio.sleep(STEP_S)
+        leaders = await _leaders(topic)
+    name, count = led.most_common(1)[0]
     number = next(node.number for node in cluster.members if node.name == name)
     sent = len(progress.deliveries)
     began = time.monotonic()
@@ -133,6 +136,11 @@ async def _kill_once(
     began = time.monotonic()
     await asyncio.to_thread(cluster.restart, number)
     say(f"{name} is back, after {time.monotonic() - began:.2f} s; {len(progress.deliveries):,} flights sent")
+
+
+async def _leaders(topic: Topic[bytes]) -> dict[int, str | None]:
+    """Return the name of the node that leads each partition, None where the node asked knows none."""
+    return {each.partition: each.leader for each in await topic.partitions()}
 
 
 async def _acknowledged_again(
