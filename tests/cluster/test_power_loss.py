@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import laminar
-from laminar.testing.cluster import get_json
 from tests.cluster.load import Load, converged, placement, violations
+from tests.cluster.patience import told
 from tests.disks.serve import FaultCluster
 from tests.long_examples import long
 
@@ -26,9 +26,9 @@ async def test_power_loss_of_all_nodes_under_load_loses_nothing_acknowledged(
     What was acknowledged is there, in order and once; topics and placement are what they were.
     """
     with FaultCluster(tmp_path / "cluster", nodes=3, shards=2) as cluster:
-        async with laminar.aio.connect(cluster.urls) as client:
+        async with laminar.aio.connect(cluster.urls, timeout=60) as client:
             await client.create_topic(TOPIC, partitions=PARTITIONS, replicas=3)
-        before = get_json(f"{cluster.urls[0]}/v1/topics/{TOPIC}/partitions")
+        before = await asyncio.to_thread(told, f"{cluster.urls[0]}/v1/topics/{TOPIC}/partitions")
         load = Load(cluster.urls, TOPIC)
         load.start()
         for number in range(rounds):
@@ -43,7 +43,7 @@ async def test_power_loss_of_all_nodes_under_load_loses_nothing_acknowledged(
 
         assert [] == await violations(cluster.urls, TOPIC, load)
         assert [] == await converged(cluster, TOPIC, PARTITIONS)
-        after = get_json(f"{cluster.urls[0]}/v1/topics/{TOPIC}/partitions")
+        after = await asyncio.to_thread(told, f"{cluster.urls[0]}/v1/topics/{TOPIC}/partitions")
         assert placement(before) == placement(after)
         unsynced = list((tmp_path / "cluster").glob("node-*/data.unsynced"))
         assert 3 == len(unsynced), f"the nodes ran on another disk: {unsynced}"
