@@ -11,7 +11,7 @@ import pytest
 
 import laminar
 from laminar.testing.cluster import LocalCluster
-from tests.cluster.patience import leaders
+from tests.cluster.load import leaders
 
 # For a change, and for a reader that follows, of whose nodes one starts again meanwhile.
 PATIENCE_S = 180

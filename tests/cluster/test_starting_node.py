@@ -21,7 +21,8 @@ import laminar
 from laminar.testing.cluster import PORT, LocalCluster, Node
 from router import owner_shard, partition_hash
 from tests.cluster.conftest import until_all_vote
-from tests.cluster.patience import leaders, until
+from tests.cluster.load import leaders
+from tests.cluster.patience import until
 
 ROOT = Path(__file__).parents[2]
 TOPIC = "starting"

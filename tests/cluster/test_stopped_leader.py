@@ -18,8 +18,8 @@ import laminar
 from laminar.batch import build
 from laminar.client.produce import sender
 from laminar.testing.cluster import LocalCluster, processes_of_group
-from tests.cluster.load import Load, converged, violations
-from tests.cluster.patience import PATIENCE_S, leaders
+from tests.cluster.load import Load, converged, leaders, violations
+from tests.cluster.patience import PATIENCE_S
 
 TOPIC = "stopped"
 PARTITIONS = 6

@@ -13,8 +13,8 @@ import pytest
 import laminar
 from laminar.client.net.session import Session
 from laminar.testing.cluster import LocalCluster
-from tests.cluster.load import converged
-from tests.cluster.patience import leaders, told
+from tests.cluster.load import converged, leaders
+from tests.cluster.patience import told
 
 MIB = 1 << 20
 TOPIC = "large"

@@ -14,8 +14,7 @@ from laminar.node.transactions.coordinator import TOPIC as SINKS
 from laminar.node.transactions.coordinator import id_of
 from laminar.testing.cluster import LocalCluster
 from laminar.wire.key_route import Route, logical_of_key
-from tests.cluster.load import converged
-from tests.cluster.patience import leaders
+from tests.cluster.load import converged, leaders
 from tests.cluster.patience import until as wait_until
 from tests.cluster.test_stopped_leader import signalled
 
@@ -82,7 +81,10 @@ async def test_pitfall_41_a_kill_of_a_leader_tears_doubles_and_reorders_no_trans
 
 def leader_besides(cluster: LocalCluster, name: str) -> str:
     """Another node that leads, once there is one."""
-    return max(wait_until(lambda: set(leaders(cluster.urls[0], TOPIC).values()) - {name}, "others lead"))
+    others: set[str] = wait_until(
+        lambda: set(leaders(cluster.urls[0], TOPIC).values()) - {name}, "others lead"
+    )
+    return max(others)
 
 
 def coordinator_of(sink: str) -> int:

@@ -10,7 +10,7 @@ import sys
 import laminar
 from laminar.testing.cluster import LocalCluster
 from tests.cluster.copier import KEYS
-from tests.cluster.patience import leaders
+from tests.cluster.load import leaders
 
 NUMBERS = 20_000
 
