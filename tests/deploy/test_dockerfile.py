@@ -92,7 +92,7 @@ def test_what_the_first_stage_copies_is_enough_for_a_node(tmp_path: Path) -> Non
     [wheel] = tmp_path.glob("*.whl")
     shutil.unpack_archive(wheel, tmp_path / "whole", "zip")
 
-    program = "import laminar.node.supervisor, laminar, sys; print(laminar.__file__)"
+    program = "import laminar.node.start, laminar, sys; print(laminar.__file__)"
     libraries = ":".join([str(tmp_path / "whole"), *(path for path in sys.path if "site-packages" in path)])
     ran = subprocess.run(
         [sys.executable, "-P", "-c", program],

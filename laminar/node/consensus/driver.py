@@ -6,8 +6,8 @@ are collected during a loop turn. At its end the messages that need no sync are 
 channel, and one sync of the shard's journal is requested. When that sync returns, the messages that waited
 for it are sent. So a loop turn costs one write per peer and one `fdatasync`, however many groups took part.
 
-Messages from peers and calls of this process come here. The cores' other inputs come from two modules that
-call `step`: deadlines and elections from `timekeeper`, news of peers that are gone or back from `keepalives`.
+Messages from peers and calls of this process come here. The cores' other inputs come from two modules:
+deadlines and elections from `timekeeper`, news of peers that are gone or back from `keepalives`.
 Outgoing messages are gathered in `outbox`. The driver knows groups, logs and addresses, but no topic and no
 HTTP.
 

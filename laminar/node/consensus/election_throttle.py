@@ -26,6 +26,7 @@ class ElectionThrottle:
         self._hold_ms = hold_ms
         self._most_at_once = most_at_once
         # Elections under way, and until when (ms) each counts as such; in the order in which they began.
+        # The timekeeper holds this dict too: it is changed, and never replaced.
         self.under_way: dict[Replica, int] = {}
         # Waiting replicas: those whose leader a request waits for, and the others.
         self._expedited: dict[Replica, None] = {}
