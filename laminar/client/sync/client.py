@@ -61,10 +61,12 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """End every connection and the thread that serves them. Idempotent."""
-        if self._started is not None and not self._started.loop.is_closed():
-            self._started.run(lambda: self._twin.close())
-            self._started.close()
+        """End every connection and the thread that serves them. Idempotent.
+
+        Calls of other threads that are under way raise an error whose `outcome` is ``"unknown"``.
+        """
+        if self._started is not None:
+            self._started.close(lambda: self._twin.close())
 
     @overload
     def topic(self, name: str) -> Topic[bytes]: ...

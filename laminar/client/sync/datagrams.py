@@ -37,7 +37,7 @@ class Datagrams(Generic[T]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if not self._portal.loop.is_closed():
+        if not self._portal.closed:
             self._portal.run(lambda: self._twin.__aexit__(kind, error, trace))
 
     def statistics(self) -> dict[str, int]:

@@ -83,7 +83,7 @@ class Reader(Generic[T]):
                 yield from batches
         finally:
             # If the loop broke off, no fetching goes on until another loop continues.
-            if not self._portal.loop.is_closed():
+            if not self._portal.closed:
                 self.pause()
 
     # generated from laminar.client.consume.reader.Reader, without take_ready

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import signal
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any
 
@@ -26,6 +27,7 @@ from laminar.client.sync import channel as sync_channel
 from laminar.client.sync import client as sync
 from laminar.client.sync import datagrams as sync_datagrams
 from laminar.client.sync import large_values as sync_values
+from laminar.client.sync import portal as portal_module
 from laminar.client.sync import producer as sync_producer
 from laminar.client.sync import reader as sync_reader
 from laminar.client.sync import sinks as sync_sinks
@@ -296,3 +298,75 @@ def test_what_a_failed_call_left_under_way_ends_with_the_client() -> None:
     portal.close()
     portal.close()
     assert ["waits"] == ended
+
+
+def test_threads_that_close_at_once_all_return() -> None:
+    """And the last call is made once."""
+    for _ in range(100):
+        portal = Portal()
+        made: list[int] = []
+
+        async def last(made: list[int] = made) -> None:
+            made.append(1)
+
+        threads = [threading.Thread(target=portal.close, args=[last]) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert [False] * 3 == [thread.is_alive() for thread in threads]
+        assert [1] == made
+        assert portal.loop.is_closed()
+
+
+def test_a_call_that_another_thread_closes_under_way_may_have_been_applied(cluster: Any) -> None:
+    """It raises an error with an outcome; before, the thread waited for ever."""
+    cluster.leaderless = True
+    found: list[BaseException] = []
+    with laminar.connect(cluster.urls) as client:
+        portal = client._open()
+        begun = threading.Event()
+
+        async def waits() -> None:
+            begun.set()
+            await asyncio.Event().wait()
+
+        def call(work: Callable[[], Any]) -> None:
+            try:
+                work()
+            except BaseException as error:  # noqa: BLE001
+                found.append(error)
+
+        threads = [
+            threading.Thread(target=call, args=[lambda: portal.run(waits)]),
+            threading.Thread(target=call, args=[lambda: client.topic("t").append(b"x", partition=0)]),
+        ]
+        for thread in threads:
+            thread.start()
+        assert begun.wait(60)
+    for thread in threads:
+        thread.join(60)
+    assert [False] * 2 == [thread.is_alive() for thread in threads]
+    assert all(isinstance(each, laminar.Error) and each.outcome for each in found), found
+    assert 2 == len(found)
+
+
+def test_what_goes_on_though_it_is_cancelled_holds_up_a_close_for_a_limited_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The loop is closed all the same."""
+    monkeypatch.setattr(portal_module, "LAST_S", 0.05)
+    portal = Portal()
+
+    async def stubborn() -> None:
+        while True:
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(60)
+
+    async def begin() -> asyncio.Task[None]:
+        return asyncio.create_task(stubborn())
+
+    task = portal.run(begin)
+    portal.close()
+    assert portal.loop.is_closed() and not task.done()
+    task._log_destroy_pending = False  # type: ignore[attr-defined]
