@@ -35,7 +35,7 @@ PORT = 7070
 # much higher.
 PORT_STEP = 200
 START_TIMEOUT_S = 60.0
-# Longer than a node takes until it kills its own processes: `drain_ms`, and a grace.
+# Longer than a node takes until it kills its own processes: the default of `drain_ms`, and a grace.
 STOP_TIMEOUT_S = 30.0
 _NETS = range(1, 255)
 _PAUSE_S = 0.02

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 # A node, with this interpreter, whether or not `laminar` is on the path.
 SERVER = (sys.executable, "-m", "laminar.node")
 START_TIMEOUT_S = 60.0
-# Longer than a node takes until it kills its own processes: `drain_ms`, and a grace. Those of a node that is
-# killed end a little later than it, and might still write into the folder that is removed.
+# Longer than a node takes until it kills its own processes: the default of `drain_ms`, and a grace. Those of
+# a node that is killed end a little later than it, and might still write into the folder that is removed.
 STOP_TIMEOUT_S = 30.0
 
 
@@ -142,16 +142,19 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
         process.wait(STOP_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         with contextlib.ExitStack() as opened:
-            children = _open_children(process.pid)
-            for child in children:
-                opened.callback(os.close, child)
-            process.kill()
-            process.wait()
+            children: list[int] = []
+            try:
+                children = _open_children(process.pid)
+                for child in children:
+                    opened.callback(os.close, child)
+            finally:
+                process.kill()
+                process.wait()
             # They end a moment later, and write to the folder until then.
             for child in children:
                 ended = select.poll()
                 ended.register(child, select.POLLIN)
-                ended.poll()
+                ended.poll(STOP_TIMEOUT_S * 1000)
 
 
 def _open_children(pid: int) -> list[int]:
@@ -159,10 +162,10 @@ def _open_children(pid: int) -> list[int]:
     found = []
     try:
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return []  # it has ended, or the kernel does not tell
     for child in children:
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(OSError):  # it has ended, or may not be looked at
             found.append(os.pidfd_open(int(child)))
     return found
 

@@ -41,11 +41,12 @@ def work_off(urls: list[str], mebibytes: int) -> None:
     """Append records of 1 MiB, each of which seals a segment, and acknowledge them."""
     for _ in range(mebibytes):
         appended(urls, b"x" * MIB)
-    left = mebibytes
-    while left > 0:
+    done: set[int] = set()
+    while len(done) < mebibytes:
         jobs = received(urls)
         settled(urls, ack=[job["token"] for job in jobs])
-        left -= len(jobs)
+        done.update(job["offset"] for job in jobs)
+    assert mebibytes == len(done)
 
 
 def test_what_is_open_is_kept_beyond_the_retention_and_given_out_once(
