@@ -84,7 +84,7 @@ class Meter:
     def __init__(
         self, name: str, limits: Mapping[str, int], refused: dict[str, int], *, of_strangers: bool = False
     ) -> None:
-        """Count refusals in `refused`, by name."""
+        """Create the meter of the principal `name`; `refused` counts refused requests by principal's name."""
         self.name = name
         self.flow = Flow(are_strangers=of_strangers)
         self._refused = refused

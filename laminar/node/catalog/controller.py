@@ -211,7 +211,7 @@ class Controller(Process):
     # -- life ----------------------------------------------------------------------------
 
     def awaiting_restart(self) -> list[str]:
-        """Return name and fault of each log that needs a restart to recover, group 0's log included.
+        """Return a text for each log that needs a restart of the process to recover: its name and its fault.
 
         Without its catalog a controller has little to do, so a restart interrupts nothing.
         """
@@ -220,7 +220,7 @@ class Controller(Process):
         return [*super().awaiting_restart(), *own]
 
     async def run(self) -> None:
-        """Serve until stopped."""
+        """Run gossip, the catalog's replica and the feed of the shards; return after an orderly stop."""
         await self.listen()
         if self.boot.cluster_id is not None:
             await self._check_cluster()

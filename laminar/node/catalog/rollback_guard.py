@@ -53,7 +53,10 @@ class RollbackGuard:
 
     @property
     def former(self) -> list[BootRecord]:
-        """The earlier starts' boot records: one that the catalog has, then those that it may not have."""
+        """The boot records of earlier starts, oldest first.
+
+        One that the catalog has, then any that it may lack.
+        """
         return list(self._boot.boot_history[:-1])
 
     async def keep(self, nodes: Iterable[str]) -> None:

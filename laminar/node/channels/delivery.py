@@ -368,7 +368,11 @@ class Delivery:
     # -- places and the dead -------------------------------------------------------------------
 
     async def seek(self, channel: int, offset: int, *, drop: bool = False, who: Who | None = None) -> Receipt:
-        """Move the channel: give out again all records from `offset` on; see `Sought`. Raises `Problem`."""
+        """Move a channel to `offset`: all records from there on are given out again.
+
+        Records before `offset` that are out are given out again, too, or are done with `drop`. Returns the
+        receipt of the entry. Raises `Problem`.
+        """
         self._partition.check_leads()
         self._lines.of(channel)
         self._check_fence()

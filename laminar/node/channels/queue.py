@@ -276,9 +276,9 @@ class Queue:
         self._free(out.key)
 
     def retried(self, offset: int, before: Aside, due_s: float) -> None:
-        """Update the queue: a record aside, so far as `before`, has another due time.
+        """Update the queue: the due time of a record that is aside has changed to `due_s`.
 
-        The table has it already.
+        `before` is the table's old row of the record. The table has the new row already.
         """
         self._forget_aside(offset, before)
         aside = self.channel.aside[offset]

@@ -45,7 +45,7 @@ def digest_of(value: bytes) -> bytes:
 
 
 def asked_of(where: Where) -> list[tuple[str, bytes]]:
-    """Return the terms by which a search can be looked up, each with the hash of the wanted value."""
+    """Return the terms that a search's conditions name, each with the hash of the wanted value."""
     found: list[tuple[str, bytes]] = []
     if where.trace_id is not None:
         found.append(("trace_id", digest_of(where.trace_id)))

@@ -65,7 +65,7 @@ class Copies:
         return index
 
     def window(self) -> Window:
-        """Return the end of what is acknowledged now. Leader only.
+        """Return up to where the log is acknowledged now (index and offset). Leader only.
 
         Looking up the offset may block on the disk if copies of old entries are missing. So call it only for
         an answer that contains the window, not after each Raft input.

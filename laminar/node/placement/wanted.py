@@ -29,7 +29,10 @@ def zones_of(state: CatalogState) -> dict[str, str]:
 
 
 def wanted_number(state: CatalogState, partition: PartitionRecord) -> int:
-    """Return how many replicas a partition should have: as many as its topic asks for, or its pin names."""
+    """Return how many replicas a partition should have.
+
+    One for each node of its pin, else its topic's number.
+    """
     return state.topics[partition.topic].replicas if partition.pin is None else len(partition.pin.nodes)
 
 

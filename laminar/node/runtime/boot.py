@@ -248,7 +248,7 @@ class Boot:
         os.write(self.report_fd, ANSWERS)
 
     def ready(self) -> None:
-        """Report to the supervisor that this child serves, after `answers`. Call it once."""
+        """Report to the supervisor that this process serves. Call it once, in a shard after `answers`."""
         os.write(self.report_fd, READY)
         os.close(self.report_fd)
         self.report_fd = -1

@@ -38,7 +38,7 @@ Fork = Callable[[str, Callable[[], int]], int]
 
 
 def plan_of(sockets: NodeSockets, cpus: Sequence[int], controller_cpu: int | None) -> NodePlan:
-    """Return what the XDP programs need to know of a node: host, ports, and the CPUs of its shards."""
+    """Return the data of a node for the XDP programs: host, ports, and the CPUs of its shards."""
     ports = sockets.ports
     host = str(sockets.shared[0].getsockname()[0])
     return NodePlan(

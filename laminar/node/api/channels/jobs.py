@@ -130,9 +130,9 @@ class JobRoutes:
         return Response.json(answer)
 
     async def receive_from(self, topic: TopicRecord, channel: int, asked: documents.Receive) -> list[Given]:
-        """Return records given out by the partitions' leaders; the partitions take turns to be asked first.
+        """Take records of a channel from the partitions' leaders; each call begins with the next partition.
 
-        Returns an empty list if none has any within the request's wait.
+        Returns the records given out; an empty list if no leader has any within the request's wait.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + min(asked.wait_ms, MAX_WAIT_MS) / 1000

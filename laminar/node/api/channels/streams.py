@@ -53,9 +53,9 @@ class Jobs(Protocol):
     """The functions of `JobRoutes` that a stream uses: receive and release jobs."""
 
     async def receive_from(self, topic: TopicRecord, channel: int, asked: documents.Receive) -> list[Given]:
-        """Return records that the leaders give out, [] if none has any in time.
+        """Return records that the partitions' leaders give out; an empty list if none has any in time.
 
-        If it is cancelled, the records that it took are released.
+        If the call is cancelled, records that it has taken are released.
         """
         raise NotImplementedError
 
@@ -138,7 +138,7 @@ class Held:
 
 
 class JobStreams:
-    """The streams of one shard."""
+    """The streams of jobs that one shard serves, and the limits on their number."""
 
     def __init__(
         self, services: ShardServices, channels: ChannelLookup, steps: ChannelSteps, jobs: Jobs

@@ -40,7 +40,7 @@ class ClusterSums(msgspec.Struct, frozen=True):
     silent: list[str]
 
     def of(self, topic: str) -> Row:
-        """Return the sums of a topic."""
+        """Return the row of a topic's sums over all its partitions; zeros for an unknown topic."""
         return self.by_topic.get(topic, NO_SUMS)
 
 

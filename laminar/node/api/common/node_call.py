@@ -23,7 +23,7 @@ MOST_ASKED: Final = 3
 
 
 class NodeCall(Generic[T]):
-    """A question that can be asked of all nodes."""
+    """A question to all nodes of the cluster, this one included: asks each, and gathers the answers."""
 
     def __init__(
         self,

@@ -113,7 +113,7 @@ def label_of(role: Role) -> str:
 
 
 class ShardNumbers:
-    """Computes the numbers of one shard."""
+    """Computes the values of one shard's metrics, which `/metrics` of its node adds up."""
 
     def __init__(
         self,

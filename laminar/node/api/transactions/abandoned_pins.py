@@ -41,10 +41,10 @@ class Coordinators(Protocol):
     """Access to the coordinators of sinks. Each method raises `Problem` if one cannot be asked."""
 
     async def status(self, sink: bytes, /) -> Sink:
-        """Return the sink; see `Coordinator.status`."""
+        """Return the committed state of a sink, confirmed by a majority."""
 
     async def fence(self, sink: bytes, epoch: int, number: int, /) -> Sink:
-        """Make it impossible that a batch is decided under an epoch; see `Coordinator.fence`."""
+        """Make it impossible that batch `number` of a sink is decided under `epoch`; return the sink."""
 
 
 class _Watched:

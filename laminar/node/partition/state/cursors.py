@@ -44,7 +44,7 @@ class Cursor(msgspec.Struct, frozen=True):
 
 
 class CursorEntry(msgspec.Struct, frozen=True, array_like=True):
-    """One cursor in a stored table."""
+    """One cursor in the form stored in snapshots and `log_start` entries."""
 
     name: str
     position: int
@@ -119,7 +119,7 @@ class Cursors:
             self._undo.popleft()
 
     def stored(self) -> list[CursorEntry]:
-        """Return all cursors as of the log's end."""
+        """Return all cursors as of the log's end, in the form stored in snapshots and `log_start` entries."""
         return [
             CursorEntry(name, cursor.position, cursor.changed_ms, cursor.owner, cursor.made_by)
             for name, cursor in self._cursors.items()

@@ -130,7 +130,7 @@ class IdempotencyKeys:
             undo.popleft()
 
     def stored(self) -> list[KeyEntry]:
-        """Return the whole table as of the log's end, oldest first."""
+        """Return all keys as of the log's end, oldest first, as values for snapshots."""
         return list(self.by_key.values())
 
     def stored_at(self, index: int) -> list[KeyEntry]:

@@ -75,7 +75,10 @@ class PinnedBatch(NamedTuple):
 
 
 class StoredPins(msgspec.Struct, frozen=True, array_like=True):
-    """The pins of one batch in a stored table; `parts` has only the records that are still pinned."""
+    """The pins of one batch in the form stored in snapshots and `log_start` entries.
+
+    `parts` has only the records that are still pinned.
+    """
 
     batch: BatchKey
     entry: int

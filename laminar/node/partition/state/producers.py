@@ -91,7 +91,7 @@ class _Producer:
 
 
 class ProducerEntry(msgspec.Struct, frozen=True, array_like=True):
-    """One producer in a stored table.
+    """One producer in the form stored in snapshots and `log_start` entries.
 
     `batches` holds (index, offset, count, sequence) of each remembered batch, oldest first; for delayed
     records there is a fifth value, `Place.delayed`.
@@ -247,7 +247,7 @@ class Producers:
         return [(key, state.epoch, state.next_sequence) for key, state in self._producers.items()]
 
     def stored(self) -> list[ProducerEntry]:
-        """Return the whole table as of the log's end, in order of last use."""
+        """Return all producers as of the log's end, in order of last use, as values for snapshots."""
         return [
             ProducerEntry(
                 producer_id,

@@ -153,7 +153,7 @@ class SinkChange(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SinkEntry(msgspec.Struct, frozen=True, array_like=True):
-    """One sink in a stored table."""
+    """One sink in the form stored in snapshots and `log_start` entries."""
 
     sink_id: bytes
     sink: Sink
@@ -318,7 +318,7 @@ class Sinks:
             self._undo.popleft()
 
     def stored(self) -> list[SinkEntry]:
-        """Return all sinks as of the log's end, by id."""
+        """Return all sinks as of the log's end, by id, as values for snapshots and `log_start` entries."""
         return [SinkEntry(sink_id, sink) for sink_id, sink in sorted(self._sinks.items())]
 
     def stored_at(self, index: int) -> list[SinkEntry]:

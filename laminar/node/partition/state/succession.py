@@ -310,7 +310,7 @@ class Succession:
     # -- stored ----------------------------------------------------------------------------
 
     def stored(self) -> StoredSuccession:
-        """Return the table as of the log's end."""
+        """Return the table as of the log's end, as a value for snapshots and `log_start` entries."""
         return msgspec.structs.replace(self._now, lacks_entries=self.lacks_entries)
 
     def stored_at(self, index: int) -> StoredSuccession:
