@@ -191,7 +191,10 @@ class Storage:
         await self.sync()
 
     def sync_log(self, log: Log) -> asyncio.Future[None]:
-        """Return a future as `sync` does; if the log has failed, the future fails with its error."""
+        """Return a future that is done when all changes recorded so far may be acknowledged.
+
+        If the log has failed, the future fails with the log's error.
+        """
         if log.files.failure is None:
             return self.sync()
         future = self._commits.loop().create_future()
