@@ -149,7 +149,7 @@ class OutboxTable:
             self._change("claimed = ?, sent = ?", msgspec.json.encode(left).decode(), claim.sent)
 
     def next_claim(self, claim: Claim, *, max_rows: int, max_bytes: int) -> Claim:
-        """In one transaction, delete the rows of `claim`, which are all done, and claim the next ones."""
+        """Delete the rows of `claim`, all of which are sent, and claim the next ones, in one transaction."""
         if not claim.left and not self._db.rows(f"SELECT 1 FROM {self._table} LIMIT 1"):
             return claim if not claim.ids else Claim(claim.last, (), 0, claim.sent)
         with self._db.transaction():

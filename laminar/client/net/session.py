@@ -571,7 +571,7 @@ class Session:
         return self._resent_before + sum(each.resent for each in self._closables)
 
     def opened(self, sender: Closable) -> None:
-        """Register a sender: `close` ends it, and `resent_batches` includes its count."""
+        """Register a sender, which `close` will end; `resent_batches` counts the batches it sends again."""
         self._closables.add(sender)
 
     def ended(self, sender: Closable) -> None:
