@@ -25,7 +25,7 @@ Format = Literal["table", "json", "names"]
 @Parameter(name="*", group=CLUSTER)
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """The cluster that a command uses."""
+    """The options that name the cluster that a command uses, and prove who the client is."""
 
     url: Annotated[
         str | None,
@@ -112,7 +112,7 @@ def warn_if_no_node_answers(client: Client, *, timeout: float) -> None:
 @Parameter(name="*", group=OUTPUT)
 @dataclass(frozen=True, kw_only=True)
 class Listing:
-    """How a list is shown."""
+    """The options that say how a list is printed: as a table, as JSON, or names alone."""
 
     output: Annotated[
         Format, Parameter(name=["--output", "-o"], help="As a table, as JSON, or names alone.")

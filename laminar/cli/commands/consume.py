@@ -164,7 +164,7 @@ def copy(reader: Reader[bytes], show: Show, *, key: bytes | None, limit: int | N
 
 
 def reader_follows(reader: Reader[Any]) -> bool:
-    """Return whether this reader has no end of its own."""
+    """Return whether this reader goes on with new records, so that only the caller can end it."""
     return not reader.ends
 
 

@@ -177,7 +177,7 @@ class Revival:
     ends: Counter[int] = field(default_factory=Counter)
 
     def look(self, *, now_s: float) -> None:
-        """Note which nodes ended, and start those whose pause is over.
+        """Find nodes that have ended, and start those again that ended some time ago.
 
         Raises:
             Failed: a node ends repeatedly.

@@ -93,7 +93,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = Offset(ends, described.ids)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Return where the batch from `start` ends; `start` itself if there is none to make.
+        """Return the offset at which the next batch, from `start` on, ends; `start` itself if there is none.
 
         It waits up to `pollTimeoutMs` for records.
 

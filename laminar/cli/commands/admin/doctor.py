@@ -185,7 +185,7 @@ def _reaches(place: str) -> bool:
 
 
 def of_nodes(nodes: Sequence[Mapping[str, Any]], answers: Mapping[str, Answers]) -> Iterator[Finding]:
-    """Yield a finding for each node that is not alive or not ready, and for each closed port."""
+    """Yield a finding for each node that is dead or not ready, and for each unreachable port."""
     for node in nodes:
         name, found = node["node"], answers.get(node["node"], Answers())
         if not node["alive"]:
