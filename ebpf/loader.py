@@ -82,7 +82,7 @@ class Membership:
 
 
 def modes_of(interface: Interface) -> tuple[int, ...]:
-    """Return the modes in which to attach to this interface, the best first.
+    """Return the XDP attach modes (flags of the kernel) to try on this interface, the best first.
 
     A physical device has native mode, then generic mode; a virtual one (veth, tun, ...) only generic mode. A
     virtual device can leave a packet's checksum to be filled in later. A packet that is redirected in native

@@ -701,7 +701,10 @@ class Core:
     # Output
 
     def take_ready(self) -> Ready:
-        """Return what the driver has to do now, see `Ready`. What one call returns, no later call repeats."""
+        """Return the actions that the driver must perform now; no later call returns them again.
+
+        See `Ready`.
+        """
         candidacy = self._candidacy
         leadership = candidacy.leadership
         if leadership is not None:
