@@ -44,7 +44,7 @@ class Claim:
 
     @property
     def left(self) -> list[int]:
-        """The ids of the rows that are not done."""
+        """The ids of the claimed rows that are not done (sent and deleted) yet."""
         return [each for each in self.ids if each is not None]
 
     def with_sent(self, number: int) -> Claim:
@@ -130,7 +130,7 @@ class OutboxTable:
         return Claim(last, (), 0, last)
 
     def rows(self, claim: Claim) -> list[tuple[int, tuple[Any, ...]]]:
-        """Return (number, row) for each row of a claim that is not done and still exists."""
+        """Return (number, row) for each row of a claim that is not done (sent, deleted) and still exists."""
         if not claim.left:
             return []
         found = self._db.rows(f"SELECT {COLUMNS} FROM {self._table} WHERE id IN ({_listed(claim.left)})")

@@ -31,9 +31,9 @@ _decoder = msgspec.msgpack.Decoder(tuple[list[_Part], Any])
 
 
 class Delivery(NamedTuple):
-    """The values that neighbouring jobs of one answer share.
+    """The values that neighbouring jobs of one answer have in common.
 
-    Channel, delivery number, attempt, time limit.
+    They are the channel, the number of the delivery, the attempt and the time limit.
     """
 
     channel_id: int

@@ -31,9 +31,9 @@ AT_ONCE = 32
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A run of a named producer.
+    """A run of a named producer that has begun.
 
-    Id, epoch, the topic's route, and the record numbers that are durable already.
+    It has the producer's id and epoch, the topic's route, and the record numbers that are durable already.
     """
 
     producer_id: bytes

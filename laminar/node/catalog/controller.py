@@ -78,7 +78,7 @@ COPY_CHECK_MS = 30_000
 
 
 class Controller(Process):
-    """The controller of one node: gossip, the catalog's replica, views for the shards. `run` is its life."""
+    """The controller process of a node: gossip, a replica of the catalog, and copies of it for the shards."""
 
     def __init__(self, boot: Boot, *, storage: Storage) -> None:
         super().__init__(boot, storage=storage)
@@ -551,7 +551,7 @@ class Controller(Process):
     # -- the view that shards get --------------------------------------------------------
 
     def view_message(self) -> ViewMessage:
-        """Return the view that the shards should have now."""
+        """Return the view of the cluster (catalog and live nodes) that the shards should have now."""
         return ViewMessage(
             cluster_id=self.cluster_id or b"",
             catalog=self.state(),

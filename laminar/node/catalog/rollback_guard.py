@@ -55,7 +55,7 @@ class RollbackGuard:
     def former(self) -> list[BootRecord]:
         """The boot records of earlier starts, oldest first.
 
-        One that the catalog has, then any that it may lack.
+        The catalog has the first one; it may lack the others.
         """
         return list(self._boot.boot_history[:-1])
 

@@ -99,9 +99,9 @@ class CatchUp:
         }
 
     def check(self) -> Work | None:
-        """Find lagging replicas in the groups led here.
+        """Find lagging replicas in the groups led here, which need a catch-up.
 
-        Return the work of offering them a catch-up, or None.
+        Return the work of sending them offers, for the caller to run; None if there is none.
         """
         return self.lagging.check_all(self._watched())
 

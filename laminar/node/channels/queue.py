@@ -262,7 +262,7 @@ class Queue:
                 self._consider(key)
 
     def ended(self, offset: int, out: Out | None, aside: Aside | None) -> None:
-        """Update the queue: a record is done; before, it was `out` or `aside`."""
+        """Update the queue: a record is done; `out` or `aside` is the row that the table had for it."""
         self._extended.pop(offset, None)
         if out is not None:
             self._free(out.key)
@@ -270,7 +270,10 @@ class Queue:
             self._forget_aside(offset, aside)
 
     def put_aside(self, offset: int, out: Out, due_s: float) -> None:
-        """Update the queue: a record that was out is aside until `due_s`. The table has it already."""
+        """Update the queue: a record that was out (given out) is put aside; it is due again at `due_s`.
+
+        The table of channels has been changed already.
+        """
         self._extended.pop(offset, None)
         self._add_aside(offset, self.channel.aside[offset], due_s)
         self._free(out.key)

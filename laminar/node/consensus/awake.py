@@ -46,9 +46,9 @@ class AwakeList(Generic[Member]):
         self._groups[group] = None
 
     def take(self) -> list[Member]:
-        """Return the groups to check now.
+        """Return the members (groups) to check now.
 
-        Quiesced ones leave the list, unless `keep` returns True for them.
+        Quiesced ones are taken off the list, unless `keep` returns True for them.
         """
         found: list[Member] = []
         forgotten: list[bytes] = []

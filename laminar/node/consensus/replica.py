@@ -274,9 +274,9 @@ class Replica:
 
 
 class Stepper(Protocol):
-    """The interface of the driver.
+    """The interface of the driver to the parts that it works with.
 
-    Gives the cores of a process's replicas inputs, performs what they decide.
+    The driver gives inputs to the Raft cores of a process's replicas, and performs what they decide.
     """
 
     def is_current(self, replica: Replica) -> bool:

@@ -65,7 +65,7 @@ class Addresses(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChildState(IntEnum):
-    """The state of a child process as the supervisor knows it."""
+    """The state of a child process of the supervisor: from its start to its end for good."""
 
     STARTING = 0
     READY = 1
@@ -201,7 +201,7 @@ class Boot:
         return node_roles(self.shards)
 
     def unix_name(self, role: Role, purpose: str = "peer") -> str:
-        """Return the name of the abstract Unix socket on which `role` of this node serves its siblings.
+        """Return the name of the abstract Unix socket on which `role` serves this node's other processes.
 
         The name is without the leading zero byte.
         """

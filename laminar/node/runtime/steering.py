@@ -85,7 +85,7 @@ class Steering:
     memberships: list[Membership] = field(default_factory=list)
 
     def begin(self, sockets: NodeSockets, cpus: Sequence[int] | None, fork: Fork) -> bool:
-        """Begin to steer packets, if the setting and the machine allow it.
+        """Begin to steer packets (bring each to the CPU of its shard), if setting and machine allow it.
 
         Return False only if the setting requires steering and it is not possible.
         """

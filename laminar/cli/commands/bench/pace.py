@@ -38,7 +38,7 @@ class Pace:
     def ends_s(self) -> float:
         """The time (`perf_counter`) at which the load ends even if records are unsent.
 
-        Soon after the last is due.
+        It is a little after the last record is due.
         """
         return self.began_s + self.seconds + max(GRACE_S, GRACE * self.seconds)
 

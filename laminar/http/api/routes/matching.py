@@ -79,7 +79,7 @@ def match(method: str, path: str) -> Match:
 def match_segments(method: str, segments: tuple[str, ...], *, path: str) -> Match:
     """Return the match of a request whose path is split and decoded already (`Request.segments`).
 
-    See `match`.
+    Result and errors are those of `match`.
     """
     step: _Step | None = _ROOT
     params: dict[str, str] = {}

@@ -88,7 +88,7 @@ class Held:
         return self._late > 0 and self._late >= LATE_ROUNDS * self._most
 
     def give(self, given: Given) -> None:
-        """Record jobs that were given out."""
+        """Add jobs that were given out to the consumer, so that they count against its credit."""
         out = self._out.setdefault(given.partition, {})
         late = set(given.late)
         for run in given.runs:
@@ -102,7 +102,7 @@ class Held:
         self._most = max(self._most, len(self))
 
     def end(self, partition: int, answer: EndedAnswer) -> int:
-        """Remove deliveries that are over; return the number of jobs that were removed."""
+        """Remove the deliveries that a leader's answer names as over; return the number of jobs removed."""
         out = self._out.get(partition, {})
         found = 0
         for named in answer.ended:
@@ -116,7 +116,10 @@ class Held:
         return found
 
     def keep(self, partitions: Sequence[int]) -> None:
-        """Forget the jobs of all other partitions: these were reclaimed, so all their records are done."""
+        """Forget the jobs of partitions that are not in `partitions`.
+
+        Those were reclaimed with their records.
+        """
         for number in self._out.keys() - set(partitions):
             del self._out[number]
 

@@ -26,7 +26,7 @@ class ClusterRoutes:
     def __init__(
         self, services: HostServices, watch: Watch, *, lagging: Callable[[], Awaitable[list[str]]]
     ) -> None:
-        """`lagging` returns a sentence for each replica of this node that may not have caught up."""
+        """Create the handlers; `lagging` returns a sentence for each replica of this node that may lag."""
         self._services = services
         self._lagging = lagging
         self._watch = watch

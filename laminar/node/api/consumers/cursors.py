@@ -235,7 +235,7 @@ def cursor_document(
 
 
 def waits_for(topic: TopicRecord, number: int, states: Iterable[CursorState]) -> dict[str, int]:
-    """Return the ancestors of a partition in which a cursor is not drained, with their end offsets.
+    """Return the ancestors of a partition whose ends a cursor has not reached, with their end offsets.
 
     Seals in the catalog are final, so the result is as current as `states`.
     """

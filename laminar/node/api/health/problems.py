@@ -137,7 +137,7 @@ class Since:
     """Remembers when each problem was first seen, for as long as it is found again."""
 
     def __init__(self, now_ms: Callable[[], int]) -> None:
-        """`now_ms` returns the time of the wall clock."""
+        """Begin without problems; `now_ms` returns the wall-clock time in ms since the epoch."""
         self._now_ms = now_ms
         self._first: dict[tuple[str, str], int] = {}
 

@@ -74,7 +74,7 @@ class ShardHealth:
         return await self._report.get()
 
     async def on_shard_health(self, peer: Peer, payload: bytes) -> bytes:
-        """Answer a sibling with this shard's report."""
+        """Answer another process of this node with this shard's report."""
         return msgspec.msgpack.encode(await self.report())
 
     async def _look(self) -> ShardReport:

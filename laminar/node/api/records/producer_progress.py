@@ -31,7 +31,7 @@ class ProducerProgressRoutes:
     """The handlers that describe and fence a producer."""
 
     def __init__(self, services: ShardServices, fetch: FetchRoutes, new_ids: NewIds) -> None:
-        """`new_ids` counts producers that are new to a partition when they are fenced."""
+        """Create the handlers; `new_ids` counts producers that are new to a partition when fenced."""
         self._fetch = fetch
         self._new_ids = new_ids
         self._head = AnswerHead(services, fetch.topics)

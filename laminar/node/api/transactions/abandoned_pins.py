@@ -61,7 +61,7 @@ class _Watched:
 
 
 class AbandonedPins:
-    """Ends the pins of abandoned batches in the partitions that this shard leads."""
+    """Ends the pins (reserved jobs) of abandoned batches in the partitions that this shard leads."""
 
     def __init__(self, services: ShardServices, deliveries: Deliveries, coordinators: Coordinators) -> None:
         self._services = services

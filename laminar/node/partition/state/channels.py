@@ -540,7 +540,7 @@ class Channels:
                 self._remove(channel.pins, offsets)
 
     def pinned(self, batch: BatchKey) -> dict[int, list[int]]:
-        """Return by channel id the offsets, ascending, of the records that a batch has pinned until now."""
+        """Return by channel id the offsets, ascending, of the records that are pinned for a batch now."""
         held = self.pins.get(batch)
         found: dict[int, list[int]] = {}
         for channel_id, runs in () if held is None else held.parts:
@@ -581,7 +581,7 @@ class Channels:
         return [channel.stored(self.copies) for _, channel in sorted(self.by_id.items())]
 
     def stored_pins(self) -> list[StoredPins]:
-        """Return the pins of all batches as of the log's end, by batch."""
+        """Return the pins (records reserved for transactions) as of the log's end, by batch."""
         return [
             StoredPins(
                 batch,

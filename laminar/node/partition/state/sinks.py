@@ -241,7 +241,10 @@ class Sinks:
 
     @property
     def unknown(self) -> Sink:
-        """The initial state of a sink that is not in the table; its first epoch is above the floor."""
+        """The initial state of a sink that is not in the table.
+
+        Its first epoch is above all forgotten ones (the floor).
+        """
         return Sink("", first=self.floor + 1)
 
     def listed(self, *, prefix: str, after: str, limit: int) -> list[Sink]:
@@ -334,7 +337,10 @@ class Sinks:
         return [SinkEntry(sink_id, sink) for sink_id, sink in sorted(sinks.items())]
 
     def floor_at(self, index: int) -> int:
-        """Return the floor as of entry `index`, which is the last committed one or a later one."""
+        """Return the floor (the highest epoch of forgotten names) as of entry `index`.
+
+        `index` is that of the last committed entry or a later one.
+        """
         return next((floor for at, _, _, floor in self._undo if at > index), self.floor)
 
     def restore(self, entries: list[SinkEntry], floor: int = 0) -> None:

@@ -86,7 +86,7 @@ def upload_key(upload: bytes) -> BatchKey:
 class StagedBatch(msgspec.Struct, frozen=True, array_like=True):
     """An open batch in the form stored in snapshots and `log_start` entries.
 
-    It has the batch's stages in order, and its prepare if it is prepared.
+    It has the batch's stages in order, and the data of its `prepare` entry if it is prepared.
 
     `prepared_ms` and `prepare_index` are the append time and the index of the `prepare` entry.
     """
