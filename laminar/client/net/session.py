@@ -101,7 +101,9 @@ class Closable(Protocol):
 
 
 class Session:
-    """The state of one client on its event loop. After `close` every call fails.
+    """One client's connections, maps of topics and senders, on its event loop.
+
+    After `close` every call fails.
 
     Raises:
         ConfigError: the token file or the CA file cannot be used.

@@ -66,8 +66,8 @@ class Queue:
     def __init__(self, channel: Channel, *, now_s: float, wall_ms: int, before: Queue | None = None) -> None:
         """Build the queue from the table: deliveries that are out get their whole time again.
 
-        With `before`, the earlier queue of the same channel and term, they have the time that was left there,
-        and records that are aside wait no longer than there.
+        `before` is the earlier queue of the same channel and term, if there is one: then these deliveries
+        keep the time that they had left, and records that are aside wait no longer than in that queue.
         """
         self.channel = channel
         # The number of lost records, to notice later losses.

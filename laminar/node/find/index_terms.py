@@ -35,12 +35,12 @@ def terms_of(setting: str) -> tuple[str, ...]:
 
 
 def setting_of(settings: Mapping[str, int | str]) -> str:
-    """Return the setting `index` among a topic's settings."""
+    """Return a topic's setting `index`: the terms to be indexed, as text separated by commas."""
     return str(settings.get("index", DEFAULT))
 
 
 def digest_of(value: bytes) -> bytes:
-    """Return the hash of a value."""
+    """Return the hash of a value (8 bytes), as it is in key indexes."""
     return mmh3.mmh3_x64_128_digest(value, 0)[:HASH_BYTES]
 
 

@@ -73,7 +73,7 @@ class Copies:
         return self.window_up_to(self.acknowledged_index)
 
     def window_up_to(self, index: int) -> Window:
-        """Return the window that ends with entry `index`, the present `acknowledged_index`."""
+        """Return the window up to entry `index`, which must be the present `acknowledged_index`."""
         context = self._context
         replica = context.replica
         voters = len(replica.configuration.voters)

@@ -134,7 +134,7 @@ def examined(
 
 
 def answers_of(client: Client, node: Mapping[str, Any]) -> Answers:
-    """Ask one node, as ``/v1/cluster`` describes it."""
+    """Ask one node about itself; `node` is its description in the answer of ``/v1/cluster``."""
     found = Answers(closed=[place for place in _ports(node) if not _reaches(place)])
     began_s = time.time()
     body, date = _get(client, node, "/readyz")
