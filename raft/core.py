@@ -631,7 +631,10 @@ class Core:
             leadership.reads.waiting.append(context)
 
     def persisted(self, written: Written) -> None:
-        """Note that our disk holds the log that ended so after a `Ready`, and all hard states before that."""
+        """Note that our disk now holds the log up to `written`, its end after an earlier `Ready`.
+
+        All hard states that were handed out before that are on the disk, too.
+        """
         if not self._log.persisted(written):
             self.dropped["old_completion"] = self.dropped.get("old_completion", 0) + 1
         elif self._candidacy.leadership is not None:

@@ -70,7 +70,7 @@ class Cluster:
 
     @property
     def proof(self) -> dict[str, Any]:
-        """The arguments of `connect` for token, CA and certificate; both faces of the client take them."""
+        """Arguments for token, CA and certificate that `laminar.connect` and `laminar.aio.connect` take."""
         return {
             "token": self.token,
             "token_file": self.token_file,

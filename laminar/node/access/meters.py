@@ -180,7 +180,7 @@ class Meters:
         """By principal the number of requests refused by limits; after `MOST_COUNTED` names in `OTHERS`."""
 
     def of(self, name: str) -> Meter:
-        """Return the meter of a principal."""
+        """Return the meter of a principal, which counts and limits its requests; it is created if needed."""
         meter = self._meters.get(name)
         if meter is None:
             meter = self._meters[name] = Meter(name, self._limits_of(name), self.refused)

@@ -82,7 +82,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable() if size_bytes is None else ReadMaxBytes(size_bytes)
 
     def initialOffset(self) -> dict[str, Any]:
-        """Return the symbolic offset where the query starts: see `laminar.spark.read.offsets`."""
+        """Return the query's start as a symbolic offset, without numbers (`laminar.spark.read.offsets`)."""
         return self._options.start.symbol()
 
     def prepareForTriggerAvailableNow(self) -> None:

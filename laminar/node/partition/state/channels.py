@@ -611,7 +611,7 @@ class Channels:
         return found
 
     def restore(self, stored: Iterable[StoredChannel], pins: Iterable[StoredPins] = ()) -> None:
-        """Replace the table by a stored one; no change before this can be rolled back."""
+        """Replace the table by one from a snapshot; no change before this can be rolled back."""
         self._log.clear()
         self.by_id, self.copies = {}, {}
         self.pins = {}

@@ -134,7 +134,7 @@ class Cursors:
         return copy.stored()
 
     def restore(self, entries: Iterable[CursorEntry]) -> None:
-        """Replace the table by a stored one; no change before this can be rolled back."""
+        """Replace the table by one from a snapshot; no change before this can be rolled back."""
         self._undo.clear()
         self._cursors = {
             entry.name: Cursor(entry.position, entry.changed_ms, entry.owner, entry.made_by)

@@ -526,7 +526,7 @@ class DelayedRecords:
         return found
 
     def restore(self, stored: StoredDelayed) -> None:
-        """Replace the table by a stored one; no change before this can be rolled back."""
+        """Replace the table by one from a snapshot; no change before this can be rolled back."""
         self._log.clear()
         self.next_count, self.forgotten_ms = stored.next_count, stored.forgotten_ms
         self.batches = {each.index: _restored(each) for each in stored.batches}

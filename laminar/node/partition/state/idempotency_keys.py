@@ -142,6 +142,6 @@ class IdempotencyKeys:
         return copy.stored()
 
     def restore(self, entries: Iterable[KeyEntry]) -> None:
-        """Replace the table by a stored one; no change before this can be rolled back."""
+        """Replace the table by one from a snapshot; no change before this can be rolled back."""
         self._undo.clear()
         self.by_key = {entry.key_id: entry for entry in entries}

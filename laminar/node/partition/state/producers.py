@@ -274,7 +274,7 @@ class Producers:
         return copy.stored()
 
     def restore(self, entries: Iterable[ProducerEntry]) -> None:
-        """Replace the table by a stored one; no change before this can be rolled back."""
+        """Replace the table by one from a snapshot; no change before this can be rolled back."""
         self._undo.clear()
         self._producers = {
             entry.producer_id: _Producer(

@@ -344,7 +344,7 @@ class Sinks:
         return next((floor for at, _, _, floor in self._undo if at > index), self.floor)
 
     def restore(self, entries: list[SinkEntry], floor: int = 0) -> None:
-        """Replace the table by a stored one; no change before this can be rolled back."""
+        """Replace the table by one from a snapshot; no change before this can be rolled back."""
         self._sinks = {}
         self.floor = floor
         self._names, self._begun, self._once = _ByAge(), _ByAge(), _ByAge()

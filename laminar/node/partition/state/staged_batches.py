@@ -543,7 +543,7 @@ class StagedBatches:
         return copy.stored()
 
     def restore(self, stored: StoredStages) -> None:
-        """Replace the table by a stored one; no change before this can be rolled back."""
+        """Replace the table by one from a snapshot; no change before this can be rolled back."""
         self._undo.clear()
         open_ = {key: _opened(batch) for key, batch in stored.open}
         lasting: dict[bytes, Published] = {}
