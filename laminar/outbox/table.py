@@ -119,7 +119,7 @@ class OutboxTable:
         return self._db.rows(f"SELECT run FROM {self._table}_relay WHERE id = 1") == [(self._run,)]
 
     def doubt(self) -> None:
-        """Mark the claim as doubtful, so that later runs do not send it before an operator decides."""
+        """Mark the claimed rows as doubtful, so that later runs send none before an operator decides."""
         with self._db.transaction():
             self._change("claimed_ms = 0")
 
