@@ -87,7 +87,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """What the program does with packets to a destination: the value in the map `targets`."""
+    """The steering of packets to one destination: the value in the BPF map `targets`."""
 
     rule: Rule
     slot: int
@@ -116,7 +116,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodePlan:
-    """What one node wants steered: its address and ports, and the CPUs that its processes are pinned to."""
+    """The steering that one node asks for: its address and ports, and the CPUs of its processes."""
 
     host: str
     """The address that the node binds, as a numeric text."""

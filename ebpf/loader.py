@@ -27,7 +27,7 @@ PROGRAM_NAME = "laminar_steer"
 
 
 class NotSteered(Exception):
-    """The interface cannot be steered. The text is the reason, in one line.
+    """The packets of an interface cannot be steered to CPUs. The text is the reason, in one line.
 
     `log` is the compiler's or the verifier's output, or empty.
     """
@@ -54,7 +54,7 @@ class Membership:
     lock: int
 
     def leave(self) -> None:
-        """Stop steering for this node, and detach the program if no other node uses it."""
+        """Stop steering packets for this node; detach the XDP program if no other node uses it."""
         with locked():
             try:
                 shared = Shared.open(self.folder)
@@ -82,7 +82,7 @@ class Membership:
 
 
 def modes_of(interface: Interface) -> tuple[int, ...]:
-    """Return the modes in which to attach to this interface, the best first.
+    """Return the XDP attach modes (flags of the kernel) to try on this interface, the best first.
 
     A physical device has native mode, then generic mode; a virtual one (veth, tun, ...) only generic mode. A
     virtual device can leave a packet's checksum to be filled in later. A packet that is redirected in native

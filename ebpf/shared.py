@@ -91,7 +91,7 @@ class Shared:
         return sum(part for (part,) in Struct("@Q").iter_unpack(value))
 
     def entries(self) -> list[tuple[Place, Target]]:
-        """Return every destination that is steered on this interface, of all nodes."""
+        """Return each destination whose packets are steered on this interface, with its target; all nodes."""
         found = []
         for key in list(self.targets.keys()):
             value = self.targets.get(key)
@@ -100,7 +100,7 @@ class Shared:
         return found
 
     def forget(self, slot: int) -> None:
-        """Remove the destinations of `slot`, so that its node is no longer steered."""
+        """Remove the destinations of `slot`, so that packets to its node are no longer steered."""
         for place, target in self.entries():
             if target.slot == slot:
                 self.targets.delete(place.pack())

@@ -12,7 +12,7 @@ from ebpf.shared import FOLDER, Shared, is_alive, nodes_in
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeStatus:
-    """The steering of one node on one interface.
+    """The state of one node's packet steering on one network interface.
 
     `counts` has, by (row, rule), the packets redirected and those that were on the right CPU already.
     """

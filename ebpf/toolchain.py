@@ -112,7 +112,7 @@ class Compiled:
 
 
 def compile_program() -> Compiled:
-    """Compile the program and make its maps.
+    """Compile the XDP program and create its BPF maps; return both.
 
     Raises:
         CompileError: BCC could not compile it; the text has the compiler's output.

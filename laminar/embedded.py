@@ -200,7 +200,7 @@ class EmbeddedNode:
         }
 
     async def stop(self) -> None:
-        """Stop the node: first the shard, which transfers its leaders, then the controller that it needs."""
+        """Stop the node: first the shard, then the controller, which the shard needs to transfer leaders."""
         self._folder.remove_node_file()
         for role in reversed(_ROLES):
             if role in self._processes:

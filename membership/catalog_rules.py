@@ -533,7 +533,7 @@ def create_credential(state: CatalogState, request: CreateCredential) -> Change:
 
 
 def revoke_credential(state: CatalogState, request: RevokeCredential) -> Change:
-    """Delete a credential."""
+    """Delete the credential with the request's id; the result is `absent` if there is none."""
     if request.id not in state.credentials:
         return _same(state, "absent", f"no credential {request.id!r}")
     return _changed(state, "deleted", {}, credentials=state.credentials.changed({request.id: None}))

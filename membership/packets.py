@@ -97,7 +97,7 @@ def encode(datagram: Datagram) -> bytes:
 
 
 def decode(data: bytes | memoryview) -> Datagram:
-    """Return the datagram in `data`.
+    """Decode and check the bytes of one gossip datagram.
 
     Raises:
         PacketError: `encode` did not make these bytes.

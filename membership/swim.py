@@ -98,7 +98,7 @@ class PiggybackQueue:
         self._sent.pop(name, None)
 
     def limit(self, members: int) -> int:
-        """Return how often one member sends an update in a cluster of this size."""
+        """Return how many times a member sends each update, in a cluster of `members` members."""
         return self._factor * max(1, members.bit_length())
 
     def least_sent(self) -> Iterator[str]:
@@ -207,7 +207,7 @@ class Swim:
             self._answered(packet, datagram)
 
     def deadline_ms(self) -> int | None:
-        """Return when `expire` is due next; None after `leave`."""
+        """Return the time in ms at which `expire` must be called next; None after `leave`."""
         if self._left:
             return None
         if self._piggyback:

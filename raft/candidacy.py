@@ -114,7 +114,11 @@ class Candidacy:
     # Campaigning
 
     def is_promotable(self) -> bool:
-        """Return whether this replica may campaign."""
+        """Return whether this replica may campaign.
+
+        It may if campaigns are not inhibited, and it is a voter, may still count as one, or is released
+        (`is_released`).
+        """
         # Three cases. A voter. A former voter whose removal is not known to be committed: it does not count
         # its own vote, but its log may be the only one that the voters can vote for (thesis 4.2.2). A replica
         # whose log reaches the floor of a release, perhaps a learner: for the same reason.

@@ -631,7 +631,10 @@ class Core:
             leadership.reads.waiting.append(context)
 
     def persisted(self, written: Written) -> None:
-        """Note that our disk holds the log that ended so after a `Ready`, and all hard states before that."""
+        """Note that our disk now holds the log up to `written`, its end after an earlier `Ready`.
+
+        All hard states that were handed out before that are on the disk, too.
+        """
         if not self._log.persisted(written):
             self.dropped["old_completion"] = self.dropped.get("old_completion", 0) + 1
         elif self._candidacy.leadership is not None:
@@ -701,7 +704,10 @@ class Core:
     # Output
 
     def take_ready(self) -> Ready:
-        """Return what the driver has to do now, see `Ready`. What one call returns, no later call repeats."""
+        """Return the actions that the driver must perform now; no later call returns them again.
+
+        See `Ready`.
+        """
         candidacy = self._candidacy
         leadership = candidacy.leadership
         if leadership is not None:

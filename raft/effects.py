@@ -37,12 +37,12 @@ class Tracer:
         self.dropped: dict[str, int] = {}
 
     def drop(self, reason: str, message: AnyMessage) -> None:
-        """Count a message that is not acted upon."""
+        """Count a message that is ignored, by `reason`, and pass that on to the trace."""
         self.dropped[reason] = self.dropped.get(reason, 0) + 1
         self.note("dropped", reason=reason, message=message)
 
     def note(self, event: str, **details: object) -> None:
-        """Pass an event on to the trace."""
+        """Pass an event of the core, with its details, on to the driver's trace, if it has one."""
         if self.trace is not None:
             self.trace(event, details)
 

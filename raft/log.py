@@ -177,7 +177,7 @@ class RaftLog:
             self.uncommitted_bytes -= uncommitted.popleft()[1]
 
     def persisted(self, written: Written) -> bool:
-        """Note that our disk holds the log up to where it ended then; return False if that is out of date.
+        """Note that our disk holds the log up to `written`, an earlier end; return False if that is outdated.
 
         While an entry's sync is under way, the entry may be truncated, and another one take its index; even
         the same one, when a third leader sends it again. Index and term do not tell these apart, so a

@@ -86,7 +86,7 @@ class Append(Message, frozen=True, tag=5):
 
 
 class AppendAnswer(Message, frozen=True, tag=6):
-    """Accepts or rejects an append.
+    """A follower's answer to an append: it accepts or rejects it.
 
     Accepted: everything up to `match_index` is durable at the sender and equal to the leader's log. If
     `hint_index` is set (it then equals `match_index`), the sender has not compared these entries with the

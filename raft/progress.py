@@ -79,7 +79,9 @@ class Progress:
 
     @property
     def counted_index(self) -> int:
-        """The index up to which it counts in majorities; 0 until it has the entry that made it a voter.
+        """The index up to which the replica counts in majorities.
+
+        0 until it has the entry that made it a voter.
 
         Until then the replica may take itself for a learner, and start again with an empty log.
         """

@@ -167,7 +167,7 @@ class Written(msgspec.Struct, frozen=True):
 
 
 class Ready(msgspec.Struct, frozen=True):
-    """What the driver must do after an input, in this order.
+    """The actions that the driver must perform after an input, in this order.
 
     1. Truncate the log from entry `truncate_from` on, append `entries`, and record `hard_state`: in memory at
        once, before the next input; on disk with the next sync.

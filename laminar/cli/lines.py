@@ -43,7 +43,7 @@ class Record(Protocol):
 
     @property
     def raw(self) -> bytes:
-        """Its value as stored."""
+        """The bytes of its value, as stored."""
 
     @property
     def large_bytes(self) -> int | None:

@@ -25,7 +25,7 @@ Format = Literal["table", "json", "names"]
 @Parameter(name="*", group=CLUSTER)
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """The cluster that a command uses."""
+    """The options that name the cluster that a command uses, and prove who the client is."""
 
     url: Annotated[
         str | None,
@@ -70,7 +70,7 @@ class Cluster:
 
     @property
     def proof(self) -> dict[str, Any]:
-        """The arguments of `connect` for token, CA and certificate; both faces of the client take them."""
+        """Arguments for token, CA and certificate that `laminar.connect` and `laminar.aio.connect` take."""
         return {
             "token": self.token,
             "token_file": self.token_file,
@@ -112,7 +112,7 @@ def warn_if_no_node_answers(client: Client, *, timeout: float) -> None:
 @Parameter(name="*", group=OUTPUT)
 @dataclass(frozen=True, kw_only=True)
 class Listing:
-    """How a list is shown."""
+    """The options that say how a list is printed: as a table, as JSON, or names alone."""
 
     output: Annotated[
         Format, Parameter(name=["--output", "-o"], help="As a table, as JSON, or names alone.")

@@ -27,7 +27,7 @@ def due_of(option: str, at: str | None, delay: str | None) -> datetime.datetime 
 
 
 def later(option: str, text: str | None) -> datetime.datetime | None:
-    """Return the time that is given itself or as a duration from now; None if neither is given.
+    """Return the time in an option's `text`: a time, or a duration from now on; None if there is no text.
 
     Raises:
         UsageError: the text is neither a time nor a duration.

@@ -1,4 +1,4 @@
-"""The client on an event loop: what `laminar.aio.connect` returns."""
+"""The client of a cluster, for programs with an event loop; `laminar.aio.connect` returns it."""
 
 from __future__ import annotations
 

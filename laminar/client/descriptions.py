@@ -1,4 +1,4 @@
-"""What the client returns of topics, partitions, routes, channels, cursors and sinks: descriptions.
+"""The descriptions that the client returns of topics, partitions, routes, channels, cursors and sinks.
 
 Each is made of the JSON of an answer. Those with `raw` keep all of it, also what this client does not know.
 """

@@ -129,7 +129,7 @@ async def until_done(
 
     Raises:
         Error: (``route_cancelled``) the change was cancelled; the message says what it waited for.
-        TimedOut: the change was not done `PATIENCE_S` after `wait` seconds; it goes on.
+        TimedOut: the change was not done after `wait` + `PATIENCE_S` seconds. The cluster goes on with it.
     """
     path = f"{topic_path(topic)}/routes/{version}"
     deadline = time.monotonic() + wait + PATIENCE_S

@@ -191,7 +191,10 @@ class Storage:
         await self.sync()
 
     def sync_log(self, log: Log) -> asyncio.Future[None]:
-        """Return a future as `sync` does; if the log has failed, the future fails with its error."""
+        """Return a future that is done when all changes recorded so far may be acknowledged.
+
+        If the log has failed, the future fails with the log's error.
+        """
         if log.files.failure is None:
             return self.sync()
         future = self._commits.loop().create_future()
@@ -360,7 +363,7 @@ class Storage:
     async def write_manifest(self, entries: Sequence[ReplicaEntry], *, known: bool | None = None) -> None:
         """Replace the entries of the manifest (the list of replicas); durable on return.
 
-        `known` is explained at `Manifest.replace`.
+        `known` says whether the list is complete; None leaves that unchanged (`Manifest.known`).
         """
         written = list(entries)
 
@@ -378,7 +381,7 @@ class Storage:
         `change` gets the entries by key (`Manifest.by_key`), and returns those that it changes or adds, with
         None for an entry to be removed. It is called just before the write, in the writer's thread, with the
         entries of that moment: so changes that are in progress at the same time do not undo each other.
-        `known` is explained at `Manifest.replace`.
+        `known` says whether the list is complete; None leaves that unchanged (`Manifest.known`).
         """
 
         def write() -> None:

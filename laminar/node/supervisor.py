@@ -91,7 +91,7 @@ class _Child:
 
 
 class Supervisor:
-    """One node's child processes and everything they share; `run` is its whole life."""
+    """Starts, watches and ends one node's child processes, and holds what they share."""
 
     def __init__(
         self,

@@ -34,7 +34,7 @@ _record = msgspec.json.Decoder(TraceRecord)
 
 @dataclass(slots=True)
 class Sent:
-    """What an export has done so far; `unreadable` are records of `_trace` that are no events."""
+    """Counts of an export so far; `unreadable` are records of `_trace` that are no events."""
 
     events: int = 0
     spans: int = 0

@@ -33,7 +33,7 @@ class HasHeaders(Protocol):
 
     @property
     def headers(self) -> Mapping[str, bytes]:
-        """Its headers; empty if it has none."""
+        """The record's headers by name; empty if it has none."""
 
 
 def instrument(client: C, *, tracer_provider: TracerProvider | None = None) -> C:

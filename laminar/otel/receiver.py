@@ -33,7 +33,7 @@ class Receiver:
     """An endpoint that accepts spans. `rejected` counts the spans that it will never accept."""
 
     def __init__(self, url: str, *, timeout_s: float = TIMEOUT_S) -> None:
-        """`url` without a path is that of the receiver, whose path for spans is added.
+        """Create a client of the receiver at `url`; to a URL without a path, OTLP's path for spans is added.
 
         Raises:
             ConfigError: it is no URL of HTTP.

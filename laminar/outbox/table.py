@@ -44,7 +44,7 @@ class Claim:
 
     @property
     def left(self) -> list[int]:
-        """The ids of the rows that are not done."""
+        """The ids of the claimed rows that are not done (sent and deleted) yet."""
         return [each for each in self.ids if each is not None]
 
     def with_sent(self, number: int) -> Claim:
@@ -119,7 +119,7 @@ class OutboxTable:
         return self._db.rows(f"SELECT run FROM {self._table}_relay WHERE id = 1") == [(self._run,)]
 
     def doubt(self) -> None:
-        """Mark the claim as doubtful, so that later runs do not send it before an operator decides."""
+        """Mark the claimed rows as doubtful, so that later runs send none before an operator decides."""
         with self._db.transaction():
             self._change("claimed_ms = 0")
 
@@ -130,7 +130,7 @@ class OutboxTable:
         return Claim(last, (), 0, last)
 
     def rows(self, claim: Claim) -> list[tuple[int, tuple[Any, ...]]]:
-        """Return (number, row) for each row of a claim that is not done and still exists."""
+        """Return (number, row) for each row of a claim that is not done (sent, deleted) and still exists."""
         if not claim.left:
             return []
         found = self._db.rows(f"SELECT {COLUMNS} FROM {self._table} WHERE id IN ({_listed(claim.left)})")
@@ -149,7 +149,7 @@ class OutboxTable:
             self._change("claimed = ?, sent = ?", msgspec.json.encode(left).decode(), claim.sent)
 
     def next_claim(self, claim: Claim, *, max_rows: int, max_bytes: int) -> Claim:
-        """In one transaction, delete the rows of `claim`, which are all done, and claim the next ones."""
+        """Delete the rows of `claim`, all of which are sent, and claim the next ones, in one transaction."""
         if not claim.left and not self._db.rows(f"SELECT 1 FROM {self._table} LIMIT 1"):
             return claim if not claim.ids else Claim(claim.last, (), 0, claim.sent)
         with self._db.transaction():

@@ -179,7 +179,7 @@ def token(partition: int, offset: int, delivery: int) -> str:
 
 
 def parse_token(text: str) -> Named:
-    """Return what a token names; ``0:812-830:5071`` names the offsets 812 to 830 of partition 0, inclusive.
+    """Return the records that a token names: ``0:812-830:5071`` are offsets 812 to 830 of partition 0.
 
     Raises:
         ValueError: the text is not a token.

@@ -164,7 +164,7 @@ def copy(reader: Reader[bytes], show: Show, *, key: bytes | None, limit: int | N
 
 
 def reader_follows(reader: Reader[Any]) -> bool:
-    """Return whether this reader has no end of its own."""
+    """Return whether this reader goes on with new records, so that only the caller can end it."""
     return not reader.ends
 
 
@@ -218,7 +218,7 @@ def newest(
     chosen: Chosen,
     on_damage: OnDamage,
 ) -> tuple[list[Record[bytes]], dict[int, int]]:
-    """Return the last `count` records by time, and where each partition continues after them."""
+    """Return the last `count` records by time, and by partition the offset at which to continue."""
     known = [each for each in topic.partitions() if partitions is None or each.partition in partitions]
     # Records of a key, or with a tag or headers, may be anywhere in a partition, so the whole partition is
     # read. Without these, the last `count` records of the topic are among the last `count` of each partition.

@@ -155,7 +155,10 @@ class Rates:
 def table_rows(
     nodes: Sequence[Mapping[str, Any]], topics: Partitions, rates: Mapping[str, float]
 ) -> list[dict[str, Any]]:
-    """Return the table's rows: `records` are those in partitions the node leads."""
+    """Return the table's rows, one per node: partitions, and records in those that it leads.
+
+    `rates` has each node's records per second.
+    """
     records: dict[str, int] = {}
     for partition in (each for partitions in topics.values() for each in partitions):
         leader = (partition.get("leader") or {}).get("node")
@@ -177,7 +180,7 @@ class Revival:
     ends: Counter[int] = field(default_factory=Counter)
 
     def look(self, *, now_s: float) -> None:
-        """Note which nodes ended, and start those whose pause is over.
+        """Find nodes that have ended, and start those again that ended some time ago.
 
         Raises:
             Failed: a node ends repeatedly.

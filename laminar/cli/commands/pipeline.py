@@ -29,7 +29,7 @@ Folder = Annotated[str, Parameter(help="A folder as Spark names it: a path, hdfs
 @Parameter(name="*", group=SPARK)
 @dataclass(frozen=True, kw_only=True)
 class Spark:
-    """Where the job runs."""
+    """The options that say on which Spark master a job runs, and with which settings of Spark."""
 
     master: Annotated[
         str | None,
@@ -41,7 +41,7 @@ class Spark:
 
     @contextmanager
     def session(self, name: str) -> Iterator[SparkSession]:
-        """Open a session for the job."""
+        """Within the block, open a Spark session for the job `name`."""
         if importlib.util.find_spec("pyspark") is None:
             raise Failed("pyspark is not installed (pip install 'laminar-mq[spark]')")
         from laminar.spark.pipelines.session import session

@@ -23,7 +23,7 @@ COLLECT_S = 0.005
 
 
 class Said(NamedTuple):
-    """The outcome that a consumer reports of one job; `verb` is ack, nack, release or extend."""
+    """A consumer's report of the outcome of one job; `verb` is ack, nack, release or extend."""
 
     verb: str
     partition: int

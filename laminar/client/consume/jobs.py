@@ -31,7 +31,10 @@ _decoder = msgspec.msgpack.Decoder(tuple[list[_Part], Any])
 
 
 class Delivery(NamedTuple):
-    """What neighbouring jobs of one answer share: channel, delivery number, attempt, and time limit."""
+    """The values that neighbouring jobs of one answer have in common.
+
+    They are the channel, the number of the delivery, the attempt and the time limit.
+    """
 
     channel_id: int
     number: int
@@ -42,7 +45,7 @@ class Delivery(NamedTuple):
 
 
 class Job(Record[T_co]):
-    """A record that a channel has given to this consumer, and to no other until its time is over.
+    """A record that a channel has given to this consumer. Others cannot get it until the delivery expires.
 
     Report the outcome before that: `ack` (done), `nack` (failed) or `release` (not tried); `extend` gives
     more time. Each raises `Late` if the time was over: then nothing was changed, and another consumer has the

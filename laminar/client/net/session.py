@@ -101,7 +101,9 @@ class Closable(Protocol):
 
 
 class Session:
-    """The state of one client on its event loop. After `close` every call fails.
+    """One client's connections, maps of topics and senders, on its event loop.
+
+    After `close` every call fails.
 
     Raises:
         ConfigError: the token file or the CA file cannot be used.
@@ -571,7 +573,7 @@ class Session:
         return self._resent_before + sum(each.resent for each in self._closables)
 
     def opened(self, sender: Closable) -> None:
-        """Register a sender: `close` ends it, and `resent_batches` includes its count."""
+        """Register a sender, which `close` will end; `resent_batches` counts the batches it sends again."""
         self._closables.add(sender)
 
     def ended(self, sender: Closable) -> None:

@@ -1,4 +1,4 @@
-"""How to reach a given shard of a node through the node's shared port, if a client can reach no other.
+"""Access to a given shard of a node through the node's shared port, if a client can reach no other.
 
 Nodes report the URLs of their shards' own ports. `SharedPorts` looks such a URL up in the answer of
 `/v1/cluster`, and finds the node's shared port and the number of the shard. The pool then connects to the
@@ -17,7 +17,7 @@ LOOK_AGAIN_MS = 1_000
 
 @dataclass(frozen=True, slots=True)
 class ShardPlace:
-    """Where a shard is: it has number `shard` of `shards`, behind the shared port of a node at `url`."""
+    """The place of a shard: number `shard` of `shards`, behind the shared port of the node at `url`."""
 
     url: str
     shard: int

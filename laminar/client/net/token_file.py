@@ -13,7 +13,7 @@ FileIdentity: TypeAlias = tuple[int, int, int]
 
 
 def identity_of(file: str) -> FileIdentity:
-    """Return what changes when the file is replaced or written. Raises OSError if it is missing."""
+    """Return a value that changes when the file is replaced or written. Raises OSError if it is missing."""
     found = os.stat(file)
     return found.st_ino, found.st_mtime_ns, found.st_size
 

@@ -51,7 +51,7 @@ class LaneChange:
 
 
 def overlaps(before: Route, after: Route) -> list[tuple[list[int], list[int]]]:
-    """Return pairs of partitions: those that `after` lacks, and those that replaced them over the same keys.
+    """Return pairs of lists: partitions of `before` that ended, and those of `after` that replaced them.
 
     Each pair is as small as possible: it begins and ends where both routes have a bound.
     """
@@ -103,7 +103,9 @@ class Cutter:
 
 
 def copy_record(source: Pending, position: int, pending: Pending) -> int:
-    """Add a record of `source` to `pending` as its last one; return its position there.
+    """Copy the record at `position` of the batch `source` to the end of the batch `pending`.
+
+    Returns the record's position in `pending`.
 
     The deadline of `pending` becomes that of `source` if that is earlier.
     """

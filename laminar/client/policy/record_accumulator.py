@@ -346,7 +346,7 @@ class RecordAccumulator:
         return True
 
     def failed(self, queue: PartitionQueue, pending: Pending, error: Error, *, maybe_applied: bool) -> None:
-        """Note that a request of `pending` ended with a final `error`, and fail it as `fail` does."""
+        """Note that a request of `pending` ended with a final `error`: fail the batch, and those after it."""
         if not queue.answered(pending):
             self._follow(queue)
             return

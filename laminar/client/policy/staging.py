@@ -227,10 +227,10 @@ class Stages:
                 self._close(topic, place, pending)
 
     def take(self) -> tuple[str, Pending] | None:
-        """Return the next stage to send, with its topic; None if none is ready.
+        """Return the topic and the batch of the next stage to send; None if none is ready.
 
-        `Pending.sequence` is the stage's number. If the buffer is full, the largest open stage is closed for
-        it.
+        `Pending.sequence` is the stage's number. If none is ready and the buffer is full, the largest open
+        stage is closed and returned.
         """
         if not self._ready and self.buffered_bytes >= self.buffer_bytes:
             largest = max(
@@ -310,7 +310,7 @@ class Stages:
         self._records = 0
 
     def result(self, sink: str, number: int, epoch: int) -> Staged:
-        """Return what was staged, for the commit of batch `number` of `sink`."""
+        """Return a description of the staged records, with which batch `number` of `sink` is committed."""
         parts = _parts(self._staged, self._acks)
         return Staged(sink, number, epoch, parts, self._records)
 
@@ -389,7 +389,7 @@ def _parts(
 
 @dataclass(slots=True)
 class Epoch:
-    """What a client knows of its own epoch of one sink: the number by which later writers replace it.
+    """A client's own epoch of one sink (the number by which a later writer replaces it), as it knows it.
 
     `number` is 0 before the client began an epoch; `committed` is the number of the last committed batch, -1
     before the first; `newer` is the epoch of a client that took over.

@@ -9,7 +9,7 @@ from laminar.client.policy.partition_queue import Pending
 
 
 class Placed(msgspec.Struct):
-    """Where consecutive records of a batch are."""
+    """The place of consecutive records of a batch: partition, first offset, and their number."""
 
     partition: int
     offset: int

@@ -45,7 +45,7 @@ class DatagramProof:
         """Find out whether the cluster requires tokens; if so, request a key for datagrams.
 
         Raises:
-            ConfigError: (`no_datagrams`) it requires tokens, and its nodes are too old to give keys.
+            ConfigError: (`no_datagrams`) the cluster requires tokens, but its nodes are too old to give keys.
             Error: the token is not accepted.
         """
         self._renewed_s = self._session.loop.time()

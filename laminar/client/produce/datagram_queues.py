@@ -98,7 +98,7 @@ class DatagramQueue:
 
 
 class DatagramQueues:
-    """The queues of a topic's partitions.
+    """The queues of records to be sent by datagram, one for each partition of a topic.
 
     `route` is the topic's; it is None, and there are no queues, before `begin`. `on_records` is called with a
     queue that has records to send, or may send them now.

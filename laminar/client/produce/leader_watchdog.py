@@ -69,7 +69,7 @@ class LeaderWatchdog:
         self._questions = 0
 
     def sent(self, partition: int, connection: ClientConnection) -> None:
-        """Note that a request for `partition` was sent over `connection`."""
+        """Note that a request for `partition` was sent over `connection`; its answer is watched for."""
         self._ways[partition] = connection
         if self._timer is None and self._asking is None:
             self._arm(PATIENCE_MS)

@@ -31,7 +31,10 @@ AT_ONCE = 32
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A named producer that has begun: id, epoch, the topic's route, and the numbers already durable."""
+    """A run of a named producer that has begun.
+
+    It has the producer's id and epoch, the topic's route, and the record numbers that are durable already.
+    """
 
     producer_id: bytes
     epoch: int
@@ -109,11 +112,11 @@ async def begin_in(
     producer_id: bytes,
     epoch: int,
 ) -> dict[int, Reached]:
-    """Begin the epoch in the partitions of a newer route, and return the earlier runs' progress there.
+    """Begin a producer's epoch in partitions that a newer route added; return earlier runs' progress in them.
 
-    In the partitions of `known` the epoch has begun already. Those of them that have `ended` are asked again,
-    and so are partitions that were made and ended since: a newer run may have appended there the records that
-    this run was about to send.
+    The epoch has begun already in the partitions `known`. Of these, the sealed ones (`ended`) are asked
+    again: a newer run may have appended there the records that this run was about to send. Partitions that
+    were both created and sealed since the last call are asked for the same reason.
 
     Raises:
         Fenced: a newer run of the program has begun.

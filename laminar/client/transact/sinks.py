@@ -434,7 +434,7 @@ class Stager:
         self.add_acks(jobs)
 
     def add_acks(self, jobs: Iterable[Job[Any]]) -> None:
-        """Acknowledge jobs with this batch; see `ack`."""
+        """Acknowledge jobs with this batch, as `ack` does with jobs that are given one by one."""
         sender = self.sender
         for job in jobs:
             if sender.already:

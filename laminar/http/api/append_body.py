@@ -92,7 +92,7 @@ def parse_append(
 def parse_if_short(
     request: Request, *, limits: Limits, now_ms: Callable[[], int], keyed: bool = False
 ) -> Append | None:
-    """Parse a body as `parse_append` does, unless that may take longer than about 2 ms: then return None."""
+    """Return the decoded records of an append, or None if parsing may take longer than about 2 ms."""
     kind = media_type(request)
     return None if _takes_long(request.body, kind) else _parse(request, kind, limits, now_ms, keyed)
 

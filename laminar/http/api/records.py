@@ -18,7 +18,7 @@ _T = TypeVar("_T")
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """The limits of one append."""
+    """The limits of one append request: bytes of the body and of the parts of a record, number of records."""
 
     max_body_bytes: int = 16 * 1024 * 1024
     max_record_bytes: int = 8 * 1024 * 1024

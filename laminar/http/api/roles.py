@@ -56,7 +56,7 @@ METRICS: Final = Needs("metrics")
 
 
 class AnyGrant(Protocol):
-    """A grant, which gives a role on every name that begins with a prefix; any class with both will do."""
+    """The interface of a grant: a role on every name that begins with a prefix."""
 
     @property
     def role(self) -> str:

@@ -178,7 +178,7 @@ class HttpServer:
         self._strangers[connection] = None
 
     def known(self, connection: ServedConnection) -> None:
-        """Note that the client of a connection has proved a principal."""
+        """Note that a connection's client has proved a principal: it no longer counts as a stranger's."""
         self._strangers.pop(connection, None)
 
     def closed(self, connection: ServedConnection) -> None:

@@ -148,7 +148,7 @@ class ServerState(Protocol):
         ...
 
     def known(self, connection: ServedConnection) -> None:
-        """Note that the client of a connection has proved a principal."""
+        """Note that a connection's client has proved a principal: it no longer counts as a stranger's."""
         ...
 
     def closed(self, connection: ServedConnection) -> None:

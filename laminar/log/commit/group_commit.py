@@ -402,7 +402,10 @@ class GroupCommit:
     # In the writer's thread
 
     def written(self, gathered: list[Frame]) -> None:
-        """Note that the changes of these frames are in their segments now. The segment writer's thread."""
+        """Note that the changes of these frames are in segments, so need no memory.
+
+        The segment writer's thread.
+        """
         self._changes.written = gathered[-1].number
         self._written_bytes += sum(frame.size for frame in gathered)
         if self._blocked:

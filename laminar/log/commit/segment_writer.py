@@ -82,7 +82,7 @@ class _DiskFull(Exception):
 
 
 class SegmentWriter:
-    """The writer of a storage's segments.
+    """The writer of the segments of all logs of a storage.
 
     It also has what a checkpoint records: the state of each log's files, and the replicas' hard states (terms
     and votes) as of the last frame applied. Its methods are for its own thread, except `sync` and

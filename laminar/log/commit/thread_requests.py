@@ -61,9 +61,10 @@ class StorageExecutor:
         self._background.submit(partial(self._guarded, work))
 
     def run_in_writer(self, work: Callable[[], None]) -> asyncio.Future[None]:
-        """Run `work` as `after_synced_frames` does; return a future that is done when `work` has returned.
+        """Run `work` in the segment writer's thread, after the frames synced so far; return its future.
 
-        The future fails with the `StorageError` that `work` raises.
+        The future is done when `work` has returned, or fails with the `StorageError` that `work` raises. See
+        `after_synced_frames`.
         """
         return self.submit(_answered(work))
 

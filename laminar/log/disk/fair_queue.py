@@ -1,4 +1,4 @@
-"""A fair limiter for reads in threads.
+"""A limit on the reads that run in threads at a time, shared fairly between readers.
 
 It limits the reads in progress, in number and in bytes, and lets waiting readers start one read each in turn.
 Without it one consumer that replays old data would use all threads and all memory, and every other reader

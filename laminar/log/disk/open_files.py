@@ -103,7 +103,7 @@ class Handle:
         return self._ended
 
     def synced(self, writes: int) -> None:
-        """Note that a sync has covered the first `writes` writes."""
+        """Note that a sync has covered the first `writes` writes; the file may be closed after them."""
         self._synced = max(self._synced, writes)
         self._files.shrink()
 

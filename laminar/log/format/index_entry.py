@@ -125,7 +125,10 @@ def is_frame_of(frame: Buffer, index: int, term: int) -> bool:
 
 
 def is_frame_at(view: memoryview, start: int, end: int, index: int, term: int) -> bool:
-    """Return what `is_frame_of` returns, for the bytes from `start` to `end` of a larger buffer."""
+    """Return whether bytes `start` to `end` of `view` are the intact frame of entry `index` of term `term`.
+
+    Like `is_frame_of`, but for a part of a larger buffer.
+    """
     if start < 0 or end - start < HEADER_SIZE or end > len(view):  # rows may be of other frames
         return False
     found_index, found_term, body_crc, header_crc = _unpack_sealed_place(view, start)

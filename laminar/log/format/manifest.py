@@ -137,7 +137,10 @@ class Manifest:
         self.known, self.set_aside, self.written = known, set_aside, True
 
     def change(self, changes: ManifestChange, *, known: bool | None = None) -> None:
-        """Change, add or remove some entries; durable on return. `known` is explained at `replace`."""
+        """Change, add or remove (None) entries by key; durable on return.
+
+        `known` sets the attribute of that name; None leaves it unchanged.
+        """
         if not self.known or known is False:
             after = {**self._by_key, **changes}
             self.replace([entry for entry in after.values() if entry is not None], known=known)

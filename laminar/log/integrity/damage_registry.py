@@ -98,7 +98,10 @@ class DamageRegistry:
         return future
 
     def clear(self, log: Log, index: int) -> asyncio.Future[None]:
-        """Remove the damaged range of an entry that was read intact; the future is that of `record`."""
+        """Remove the damaged range of an entry that was read intact.
+
+        Returns a future that is done when that is durable, as that of `record`.
+        """
         log.quarantine.clear(index)
         return self.record(log)
 

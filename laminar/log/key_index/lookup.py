@@ -84,7 +84,13 @@ class KeyIndex:
         return [], False
 
     def preceding(self, name: str, digest: bytes, offset: int) -> tuple[list[int], bool]:
-        """Return the offsets of batches before `offset`, the highest first, in the form of `following`."""
+        """Return the offsets of batches before `offset` that may have a value with the hash `digest`.
+
+        The highest comes first. The second value tells whether there may be more before them.
+
+        Raises:
+        KeyIndexError: A page is damaged.
+        """
         base = self.covered.first_offset
         wanted = offset - base
         blocks = self._head.sections[name]

@@ -21,7 +21,7 @@ from laminar.log.segment.segment_file import SegmentFile
 
 @dataclass(slots=True, init=False)
 class Write:
-    """A batch to write into a segment: `frame` at byte `position`, and its packed index `row`."""
+    """Action: write a batch into a segment: `frame` at byte `position`, and its packed index `row`."""
 
     files: LogFiles
     segment: SegmentFile
@@ -44,14 +44,14 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Create:
-    """The creation of a log; it has no files before its first entry."""
+    """Action: create a log, which has no files before its first entry."""
 
     files: LogFiles
 
 
 @dataclass(frozen=True, slots=True)
 class Truncate:
-    """The removal of entry `index` and all after it.
+    """Action: remove entry `index` and all after it.
 
     The segments in `removed` are deleted. Of `segment`, which is then the last (None: no entry is left), the
     bytes below `position` and the first `rows` index rows stay. `end_term` is the term of the last entry that
@@ -70,7 +70,7 @@ class Truncate:
 
 @dataclass(frozen=True, slots=True)
 class MoveLogStart:
-    """A trim: the log begins after the entry that `start` names; the segments in `removed` are deleted."""
+    """Action: trim a log to begin after the entry that `start` names; delete the segments in `removed`."""
 
     files: LogFiles
     start: LogStart
@@ -79,7 +79,7 @@ class MoveLogStart:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """The move of a log to the trash; the term and vote of `replica_id` (0: none) are deleted too."""
+    """Action: move a log to the trash; delete the term and vote of `replica_id` (0: none), too."""
 
     files: LogFiles
     replica_id: int
@@ -87,7 +87,7 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class Replace:
-    """The replacement of the log `old` by the log `files`; the files of `old` are moved to the trash."""
+    """Action: replace the log `old` by the log `files`; the files of `old` are moved to the trash."""
 
     files: LogFiles
     old: LogFiles
@@ -95,7 +95,7 @@ class Replace:
 
 @dataclass(frozen=True, slots=True)
 class SetRecovering:
-    """A change of a log's recovery state, incarnation and least term; see `Log.set_recovering`."""
+    """Action: change a log's recovery state, incarnation and least term; see `Log.set_recovering`."""
 
     files: LogFiles
     recovering: bool
@@ -106,14 +106,14 @@ class SetRecovering:
 
 @dataclass(frozen=True, slots=True)
 class Unsynced:
-    """The record that entries of an `interval` log may be acknowledged before they are synced."""
+    """Action: note that entries of an `interval` log may now be acknowledged before they are synced."""
 
     files: LogFiles
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """A change of the log's flush policy."""
+    """Action: change the flush policy of a log."""
 
     files: LogFiles
     policy: FlushPolicy
@@ -121,7 +121,7 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class Vote:
-    """A change of a replica's hard state: its term and vote."""
+    """Action: change a replica's hard state (its term and vote)."""
 
     replica_id: int
     term: int

@@ -171,7 +171,7 @@ class LogEntries:
         return self.index_entry(index).next_offset
 
     async def find_index_entry(self, index: int) -> IndexEntry:
-        """Return the index row of an entry as `index_entry` does, without blocking the loop.
+        """Return the index row of an entry; a reader thread waits for the disk if necessary.
 
         Raises:
             EntriesTrimmed: The entry was removed meanwhile.
@@ -210,7 +210,10 @@ class LogEntries:
             return _here_and_now(lambda: self._offset_nowait(offset))
 
     async def find_offset(self, offset: int) -> int | None:
-        """Return the index that `index_of_offset` returns, without blocking the loop."""
+        """Return the index of the entry with the record at `offset`, or None; never block the loop.
+
+        Results and errors are those of `index_of_offset`.
+        """
         try:
             return self._offset_nowait(offset)
         except IndexNotCached:
@@ -249,7 +252,10 @@ class LogEntries:
         return _here_and_now(lambda: self._time_nowait(time_ms))
 
     async def find_time(self, time_ms: int) -> int:
-        """Return the index that `index_of_time` returns, without blocking the loop."""
+        """Return the index of the first entry appended at `time_ms` or later; never block the loop.
+
+        It is `last_index + 1` if there is none, as in `index_of_time`.
+        """
         return await self._find(lambda: self._time_nowait(time_ms))
 
     def _time_nowait(self, time_ms: int) -> int:
@@ -276,11 +282,17 @@ class LogEntries:
         return await self._find_run(first_index, last_index, lambda rows, slot: row_mask(rows, slot) & bit)
 
     async def find_shown(self, first_index: int, last_index: int) -> tuple[int, int]:
-        """Return the first run of entries that are not staged, in the form of `find_tagged`."""
+        """Return the first run of entries that are not staged: (index of the first, index after the last).
+
+        Both are `last_index + 1` if there is none, as in `find_tagged`.
+        """
         return await self._find_run(first_index, last_index, row_is_shown)
 
     async def find_kinds(self, first_index: int, last_index: int, kinds: Container[int]) -> tuple[int, int]:
-        """Return the first run of entries of the given kinds, in the form of `find_tagged`."""
+        """Return the first run of entries of these kinds: (index of the first, index after the last).
+
+        Both are `last_index + 1` if there is none, as in `find_tagged`.
+        """
         return await self._find_run(first_index, last_index, lambda rows, slot: row_kind(rows, slot) in kinds)
 
     async def _find_run(

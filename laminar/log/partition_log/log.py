@@ -555,7 +555,7 @@ class Log:
         self._changes.unsynced.pop(self, None)
 
     def grown(self, segment: Segment, size: int) -> None:
-        """Set the size of a segment to `size`, if a repair has made it longer."""
+        """Note the size in bytes of a segment's file, if a repair of damaged entries has made it longer."""
         if size > segment.size:
             self._entries.size_bytes += size - segment.size
             segment.size = size

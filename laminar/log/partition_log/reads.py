@@ -253,7 +253,9 @@ class LogReader:
         return self._replay_bytes > 0
 
     async def read(self, first_index: int, last_index: int, *, max_bytes: int) -> list[Buffer]:
-        """Return frames as `read_nowait` does, but let a reader thread wait for the disk if necessary.
+        """Return the frames from `first_index` on; let a reader thread wait for the disk if necessary.
+
+        The number of frames is that of `read_nowait`: at least one, and as many more as `max_bytes` allow.
 
         Raises:
             EntriesTrimmed: The entries were removed while they were read.
@@ -289,7 +291,7 @@ class LogReader:
                 raise EntriesTrimmed(f"entry {first_index} of {entries.name} was removed while it was read")
 
     async def read_promptly(self, first_index: int, last_index: int, *, max_bytes: int) -> list[Buffer]:
-        """Return frames as `read` does, without yielding to other tasks if they can be read without waiting.
+        """Return frames like `read`, but without yielding to other tasks if no wait is needed.
 
         Raises:
             EntriesTrimmed: The first entry was trimmed, before this call or while it waits.
@@ -306,7 +308,7 @@ class LogReader:
         return await self.read(first_index, last_index, max_bytes=max_bytes)
 
     def read_here(self, first_index: int, last_index: int, *, max_bytes: int) -> list[Buffer]:
-        """Return frames as `read` does, blocking the caller's thread: for tools and tests without a loop."""
+        """Return frames like `read`, but block the caller's thread: for tools and tests without a loop."""
         while True:
             found = self.read_nowait(first_index, last_index, max_bytes=max_bytes)
             if found is not None:

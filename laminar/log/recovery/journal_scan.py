@@ -73,7 +73,7 @@ class ScanResult:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a journal holds: all whole frames after the checkpoint, of its generation, and the end mark.
+    """The content of a journal: all whole frames of its generation after the checkpoint, and the end mark.
 
     `short` is set if a journal file is missing, or is shorter than when its first frame was written, or ends
     before the place that the checkpoint names. That is damage and no power loss, because files are filled

@@ -101,7 +101,7 @@ class Replayed:
             self.base_term = self.start.term if self.base_last == self.start.index else None
 
     def change_policy(self, interval_ms: int, interval_records: int) -> None:
-        """Set the flush policy of the log."""
+        """Replay a change of the log's flush policy; both intervals are 0 if each append is synced."""
         self.policy = FlushPolicy(interval_ms=interval_ms, interval_records=interval_records)
         self.unsynced &= self.policy.is_interval
 

@@ -297,7 +297,10 @@ def _first_known(chunk: Chunk, headers: _Headers) -> IndexEntry | None:
 
 
 def whole_index(file: SegmentFile, wanted: range, *, size: int, hinted_size: int, offset: int) -> bytearray:
-    """Return the rows of a whole segment as `rebuild_rows` does, with its index file as hints."""
+    """Rebuild the index rows of a whole segment, with its index file as hints; return them packed.
+
+    The arguments are those of `rebuild_rows`.
+    """
     hints = file.read_rows(0, len(wanted))
     return rebuild_rows(
         file.data(), wanted, position=0, offset=offset, size=size, hints=hints, hinted_size=hinted_size

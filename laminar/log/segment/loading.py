@@ -1,4 +1,4 @@
-"""Find the segments of a log at a start.
+"""Find the segments of a log on disk, when a process starts.
 
 It decides which entries of a log exist and where they lie: by the names of the files, by the last entry that
 the checkpoint names, and by the last row of each index file, the only one that is read. Other rows are read
@@ -37,7 +37,7 @@ _ANY_SIZE = 1 << 62
 
 @dataclass(slots=True)
 class Loaded:
-    """What a start found of a log's segments.
+    """The segments of a log that a start has found on disk, and what was wrong with them.
 
     `segments` are those that the log has. `stale` are segments on disk whose entries were truncated or
     trimmed. `unreadable` are segments with entries that the log should have, none of which could be

@@ -103,7 +103,10 @@ class Segment:
         self.compared_chunks: set[int] = set()
 
     def hold(self, rows: Buffer, *, held_from: int = 0) -> None:
-        """Set the rows in memory to `rows`, and the size to fit; `held_from` rows before are in the file."""
+        """Set the rows in memory to `rows`, and `size` to the end of the last frame.
+
+        `held_from` is the number of rows before these, which are in the index file only.
+        """
         self.tail = bytearray(rows)
         self.held_from = held_from
         last = self.last_row
@@ -297,7 +300,7 @@ class Segment:
     def frame_of_offset(
         self, offset: int, end_offset: int
     ) -> tuple[int, tuple[int, int, int, int, int]] | None:
-        """Return the index of the entry with the record at `offset`, and what `unpack_frame_row` has of it.
+        """Return the index of the entry with the record at `offset`, and its row (see `unpack_frame_row`).
 
         None if no entry of this segment holds the record. `end_offset` is the offset after the segment's
         records. For reads of single records this is faster than `index_of_offset`: it first guesses the row,

@@ -97,7 +97,7 @@ class StorePlace:
 
 @dataclass(slots=True, kw_only=True)
 class Folder:
-    """What was found at a path: its kind ("node", "logs", "log" or "segment"), and its content.
+    """A folder of logs that was found: its kind ("node", "logs", "log" or "segment"), and its content.
 
     `live` is set if a process has the folder open. `lock` is the path of the lock file that such a process
     holds; None for a log that lies outside of a node's folder and of a folder of logs.
@@ -112,7 +112,7 @@ class Folder:
 
 
 def scan_folder(disk: ReadOnlyDisk, path: str) -> Folder:
-    """Return what is at `path`: its kind, and the store directories, logs and segments in it.
+    """Return a description of `path`: its kind, and the store directories, logs and segments in it.
 
     Raises:
         NotALogFolder: The path is neither that of a node's folder, a folder of logs, a log nor a segment.

@@ -44,7 +44,7 @@ class Guard:
     def __init__(self, view: View, clock: Clock, *, secrets: Keyring) -> None:
         """Use the credentials of `view`.
 
-        Joining nodes that prove one of the `secrets` may read its members.
+        A joining node that proves to know one of the `secrets` may read the list of the cluster's nodes.
         """
         self._view = view
         self._clock = clock

@@ -84,7 +84,7 @@ class Meter:
     def __init__(
         self, name: str, limits: Mapping[str, int], refused: dict[str, int], *, of_strangers: bool = False
     ) -> None:
-        """Count refusals in `refused`, by name."""
+        """Create the meter of the principal `name`; `refused` counts refused requests by principal's name."""
         self.name = name
         self.flow = Flow(are_strangers=of_strangers)
         self._refused = refused
@@ -180,7 +180,7 @@ class Meters:
         """By principal the number of requests refused by limits; after `MOST_COUNTED` names in `OTHERS`."""
 
     def of(self, name: str) -> Meter:
-        """Return the meter of a principal."""
+        """Return the meter of a principal, which counts and limits its requests; it is created if needed."""
         meter = self._meters.get(name)
         if meter is None:
             meter = self._meters[name] = Meter(name, self._limits_of(name), self.refused)

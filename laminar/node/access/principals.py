@@ -22,7 +22,7 @@ _NO_GRANTS: Final[tuple[Grant, ...]] = ()
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """A principal, as proven by one credential."""
+    """The name under which a request is made, with the grants of the credential that proves it."""
 
     name: str
     grants: Sequence[AnyGrant] = _NO_GRANTS

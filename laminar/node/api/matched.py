@@ -103,7 +103,7 @@ class Matched(NamedTuple):
 
 
 def matched_of(head: RequestHead) -> Matched:
-    """Return the match of a head.
+    """Return the route and parameters that match a request's head; they are computed once for each head.
 
     Raises:
         Problem: 400, 404, 405, 415 or 422: no route matches, or the route does not take a header or

@@ -78,7 +78,7 @@ COPY_CHECK_MS = 30_000
 
 
 class Controller(Process):
-    """The controller of one node: gossip, the catalog's replica, views for the shards. `run` is its life."""
+    """The controller process of a node: gossip, a replica of the catalog, and copies of it for the shards."""
 
     def __init__(self, boot: Boot, *, storage: Storage) -> None:
         super().__init__(boot, storage=storage)
@@ -211,7 +211,7 @@ class Controller(Process):
     # -- life ----------------------------------------------------------------------------
 
     def awaiting_restart(self) -> list[str]:
-        """Return name and fault of each log that needs a restart to recover, group 0's log included.
+        """Return a text for each log that needs a restart of the process to recover: its name and its fault.
 
         Without its catalog a controller has little to do, so a restart interrupts nothing.
         """
@@ -220,7 +220,7 @@ class Controller(Process):
         return [*super().awaiting_restart(), *own]
 
     async def run(self) -> None:
-        """Serve until stopped."""
+        """Run gossip, the catalog's replica and the feed of the shards; return after an orderly stop."""
         await self.listen()
         if self.boot.cluster_id is not None:
             await self._check_cluster()
@@ -551,7 +551,7 @@ class Controller(Process):
     # -- the view that shards get --------------------------------------------------------
 
     def view_message(self) -> ViewMessage:
-        """Return the view that the shards should have now."""
+        """Return the view of the cluster (catalog and live nodes) that the shards should have now."""
         return ViewMessage(
             cluster_id=self.cluster_id or b"",
             catalog=self.state(),

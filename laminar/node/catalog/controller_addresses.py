@@ -116,7 +116,7 @@ _decoder = msgspec.msgpack.Decoder(dict[str, _Where])
 
 
 def read(log: Log) -> Peers:
-    """Return what the document beside `log` holds; empty `Peers` if it can't be read. Blocks briefly."""
+    """Return the content of the document beside `log`; empty `Peers` if it can't be read. Blocks briefly."""
     try:
         payload = Document(log.files.disk, log.files.directory, NAME).read()
         known = _decoder.decode(payload) if payload is not None else {}
@@ -130,7 +130,7 @@ def read(log: Log) -> Peers:
 
 
 async def keep(storage: Storage, log: Log, peers: Peers) -> None:
-    """Replace the document beside `log`.
+    """Write `peers` to the document beside the catalog's `log`, in place of the former content.
 
     Raises:
         StorageError: it could not be written; the previous one stays.

@@ -53,7 +53,10 @@ class RollbackGuard:
 
     @property
     def former(self) -> list[BootRecord]:
-        """The earlier starts' boot records: one that the catalog has, then those that it may not have."""
+        """The boot records of earlier starts, oldest first.
+
+        The catalog has the first one; it may lack the others.
+        """
         return list(self._boot.boot_history[:-1])
 
     async def keep(self, nodes: Iterable[str]) -> None:

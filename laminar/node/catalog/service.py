@@ -595,7 +595,7 @@ class CatalogService:
         return CatalogAnswer(error="quota", detail=result.detail, value=limit + 1, limit=limit)
 
     def led(self, leading: bool) -> None:
-        """Note that this node's controller leads the catalog from now on, or no longer."""
+        """React to an election: this node's controller now leads the catalog (`leading`) or ceased to."""
         if leading:
             self._knows_all_s = asyncio.get_running_loop().time() + COME_UP_WAIT_S
 

@@ -53,7 +53,7 @@ class ViewPublisher:
         self.ready = False
 
     def changed(self) -> None:
-        """Compute the view again, and wake the tasks that push it to the shards."""
+        """Compute the view (catalog and live nodes) again; wake the tasks that push it to the shards."""
         self._number += 1
         self._view.message = self._make()
         self._driver.addresses_changed()
@@ -65,7 +65,7 @@ class ViewPublisher:
         self._spawn(notify())
 
     async def answer(self, peer: Peer, payload: bytes) -> bytes:
-        """Return the view to a shard that asks; empty before `ready`."""
+        """Answer a shard that asks for the view with the encoded view; with b"" before `ready`."""
         return encoded(self._make()) if self.ready else b""
 
     async def push(self, role: Role) -> None:

@@ -73,7 +73,7 @@ class Abandoned(Exception):
 
 
 class InstallHost(Protocol):
-    """What an `Installer` needs of its shard: storage, driver, transport, manifest, clock."""
+    """The interface of a shard that an `Installer` uses: storage, driver, transport, manifest, clock."""
 
     @property
     def storage(self) -> Storage:

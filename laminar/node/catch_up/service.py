@@ -33,7 +33,7 @@ CHECK_S = 0.5
 
 
 class CatchUpHost(Protocol):
-    """What `CatchUp` needs of its shard: addresses, tasks, and the opening of replicas."""
+    """The interface of a shard that `CatchUp` uses: addresses, tasks, and the opening of replicas."""
 
     boot: Boot
     clock: Clock
@@ -99,7 +99,10 @@ class CatchUp:
         }
 
     def check(self) -> Work | None:
-        """Find replicas that lag in the groups led here; return the sending of offers as work, or None."""
+        """Find lagging replicas in the groups led here, which need a catch-up.
+
+        Return the work of sending them offers, for the caller to run; None if there is none.
+        """
         return self.lagging.check_all(self._watched())
 
     def learners_added(self, partition: Partition) -> None:

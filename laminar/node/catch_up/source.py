@@ -156,7 +156,7 @@ class Source:
         return reader.index
 
     def done(self, group: bytes, receiver: int) -> None:
-        """Forget where a replica reads, because the leader sends it appends again."""
+        """Forget the position of a replica's catch-up, which is over: the leader sends it appends again."""
         self._readers.pop((group, receiver), None)
 
     @property

@@ -131,7 +131,7 @@ class Carrier:
             await asyncio.wait([self._task])
 
     def stop(self) -> None:
-        """Cancel the task, when this replica no longer leads or the process ends."""
+        """Stop copying. Call it when this replica no longer leads or the process ends."""
         if self._task is not None:
             self._task.cancel()
             self._task = None

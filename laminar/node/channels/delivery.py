@@ -286,7 +286,9 @@ class Delivery:
     # -- transactions --------------------------------------------------------------------------
 
     async def pin(self, batch: BatchKey, acks: Sequence[PartAcks]) -> int:
-        """Pin records for a batch of a sink; return the entry's index when it is committed.
+        """Pin (reserve) records for a batch of a sink, which will acknowledge them.
+
+        Returns the index of the entry when that is committed.
 
         From then on they are out until `end_pins`: they do not expire, and no consumer may end their
         delivery. To repeat the same request changes nothing.
@@ -326,7 +328,9 @@ class Delivery:
         return 0 if held is None else held.entry
 
     async def end_pins(self, batch: BatchKey, *, done: bool, index: int | None = None) -> None:
-        """End the pins of a batch here; return when that is committed. To repeat it changes nothing.
+        """End the pins (reservations of records) of a batch here; return when that is committed.
+
+        To repeat the call changes nothing.
 
         With `done` the records are acknowledged: the caller knows that the batch is decided. Without, the
         time of their deliveries begins again: the caller knows that the batch is not decided, and cannot be
@@ -368,7 +372,12 @@ class Delivery:
     # -- places and the dead -------------------------------------------------------------------
 
     async def seek(self, channel: int, offset: int, *, drop: bool = False, who: Who | None = None) -> Receipt:
-        """Move the channel: give out again all records from `offset` on; see `Sought`. Raises `Problem`."""
+        """Move a channel to `offset`: all records from there on are given out again.
+
+        Records before `offset` that are out (given out, not acknowledged) are given out again, too. With
+        `drop` they are dropped instead, and so are those that wait for another attempt, except dead ones.
+        Returns the receipt of the entry. Raises `Problem`.
+        """
         self._partition.check_leads()
         self._lines.of(channel)
         self._check_fence()

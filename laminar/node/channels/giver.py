@@ -54,7 +54,11 @@ class Giver:
         release: Callable[[int, Iterable[Run]], None],
         counts: ChannelCounts,
     ) -> None:
-        """`precedes` is that of `Delivery`; `release` releases records, so that other consumers get them."""
+        """Create the giver of one partition.
+
+        `precedes(partition, channel id)` returns whether the channel has drained the partition's ancestors.
+        `release(channel id, runs)` releases records, so that other consumers get them.
+        """
         self.given = 0
         self.repeated = 0
         self._partition = partition
@@ -221,7 +225,7 @@ class Giver:
 
 
 def was_late(channel: Channel, offset: int) -> bool:
-    """Return whether a record is aside because its last delivery expired."""
+    """Return whether a record waits to be given out again (or is dead) because its last delivery expired."""
     aside = channel.aside.get(offset)
     return aside is not None and aside.reason == TIME_OUT
 

@@ -62,7 +62,7 @@ class Jobs(NamedTuple):
 
     @property
     def total(self) -> int:
-        """The number of records."""
+        """The number of records that were given out, over all runs."""
         return sum(run.length for run in self.runs)
 
 

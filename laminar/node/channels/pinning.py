@@ -17,7 +17,7 @@ from laminar.wire.channels import Named, token
 
 
 def wanted_of(table: Channels, batch: BatchKey, acks: Iterable[PartAcks]) -> list[Pinned]:
-    """Return the changes that pin these records for a batch; none if it has already pinned exactly these.
+    """Return the changes that pin (reserve) these records for a batch; none if it has pinned them already.
 
     Raises:
         Problem: 409 `late` when one of them is not out under its delivery, as of the log's end; 404

@@ -66,8 +66,8 @@ class Queue:
     def __init__(self, channel: Channel, *, now_s: float, wall_ms: int, before: Queue | None = None) -> None:
         """Build the queue from the table: deliveries that are out get their whole time again.
 
-        With `before`, the earlier queue of the same channel and term, they have the time that was left there,
-        and records that are aside wait no longer than there.
+        `before` is the earlier queue of the same channel and term, if there is one: then these deliveries
+        keep the time that they had left, and records that are aside wait no longer than in that queue.
         """
         self.channel = channel
         # The number of lost records, to notice later losses.
@@ -262,7 +262,7 @@ class Queue:
                 self._consider(key)
 
     def ended(self, offset: int, out: Out | None, aside: Aside | None) -> None:
-        """Update the queue: a record is done; before, it was `out` or `aside`."""
+        """Update the queue: a record is done; `out` or `aside` is the row that the table had for it."""
         self._extended.pop(offset, None)
         if out is not None:
             self._free(out.key)
@@ -270,15 +270,18 @@ class Queue:
             self._forget_aside(offset, aside)
 
     def put_aside(self, offset: int, out: Out, due_s: float) -> None:
-        """Update the queue: a record that was out is aside until `due_s`. The table has it already."""
+        """Update the queue: a record that was out (given out) is put aside; it is due again at `due_s`.
+
+        The table of channels has been changed already.
+        """
         self._extended.pop(offset, None)
         self._add_aside(offset, self.channel.aside[offset], due_s)
         self._free(out.key)
 
     def retried(self, offset: int, before: Aside, due_s: float) -> None:
-        """Update the queue: a record aside, so far as `before`, has another due time.
+        """Update the queue: the due time of a record that is aside has changed to `due_s`.
 
-        The table has it already.
+        `before` is the table's old row of the record. The table has the new row already.
         """
         self._forget_aside(offset, before)
         aside = self.channel.aside[offset]

@@ -41,7 +41,7 @@ class Scanner:
 
     @property
     def is_reading(self) -> bool:
-        """Whether it is reading, so that more records will be known soon."""
+        """Whether records are being read ahead now, so that more will be known soon."""
         return self._task is not None
 
     def read_ahead(self, queue: Queue, end: int) -> None:

@@ -73,9 +73,9 @@ class Page(NamedTuple):
 
 
 def offsets_of(channel: Channel, *, is_dead: bool, after: int, wanted: Wanted) -> list[int]:
-    """Return the offsets, from `after` on, of records aside that may match, as far as the table tells.
+    """Return the offsets, from `after` on, of dead records (`is_dead`) or of waiting ones that may match.
 
-    They are in no order. Conditions that need the log are checked later.
+    The offsets are in no order. Only conditions that the table can answer are checked; others need the log.
     """
     looks_at_hash = wanted.key is not None and channel.settings.order == "key"
     hashed = key_hash(wanted.key)

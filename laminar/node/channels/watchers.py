@@ -26,7 +26,9 @@ class Watchers:
         self._waiting: dict[int, dict[int, _Watcher]] = {}
 
     async def wait(self, channel: int, stream: int, offsets: Collection[int], wait_s: float) -> bool:
-        """Wait until one of these records may be over; return False after `wait_s`.
+        """Wait until the delivery of one of these records may have ended, and return True.
+
+        Return False after `wait_s` seconds.
 
         It also returns False when the stream asks again: then the earlier caller no longer waits for the
         answer.

@@ -46,7 +46,10 @@ class AwakeList(Generic[Member]):
         self._groups[group] = None
 
     def take(self) -> list[Member]:
-        """Return the members to look at now, and take those off the list that are quiesced and not `keep`."""
+        """Return the members (groups) to check now.
+
+        Quiesced ones are taken off the list, unless `keep` returns True for them.
+        """
         found: list[Member] = []
         forgotten: list[bytes] = []
         for group in self._groups:

@@ -163,7 +163,7 @@ class Driver:
         self.process_ready(replica)
 
     def is_current(self, replica: Replica) -> bool:
-        """Return whether this replica is run here now, rather than an earlier or later one of its group."""
+        """Return whether this driver runs `replica` for its group; False for one that was replaced."""
         return self.replicas.get(replica.group) is replica
 
     def remove(self, group: bytes, error: Exception) -> None:
@@ -499,7 +499,7 @@ class Driver:
             self.stop_replica(replica, error)
 
     def fail_process(self, error: BaseException) -> None:
-        """Stop all replicas and call `on_fatal`: the journal or code that all groups share failed."""
+        """Stop all replicas and call `on_fatal`: something that all groups share failed, like the journal."""
         if self._stopped:
             return
         self._stopped = True

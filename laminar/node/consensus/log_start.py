@@ -40,5 +40,5 @@ _decoder = msgspec.msgpack.Decoder(LogStartRecord)
 
 
 def log_start_record(frame: Buffer) -> LogStartRecord:
-    """Return the record in the frame of a `log_start` entry."""
+    """Decode the payload of a `log_start` entry from the entry's frame."""
     return _decoder.decode(body_of(frame))

@@ -184,7 +184,7 @@ class PeerRepair:
         return log.log_id in self._by_log
 
     def found(self, log: Log, damage: DamagedRange) -> None:
-        """Begin to repair damage that a read or the scrubber found; called as `Storage.on_damage`."""
+        """Begin to repair damage that a read or the scrubber found: the callback `Storage.on_damage`."""
         kept = self._by_log.get(log.log_id)
         if kept is not None:
             self._begin(kept)

@@ -99,7 +99,7 @@ class ConfigurationRecord(msgspec.Struct, frozen=True, array_like=True):
 
 
 def configuration_record(payload: Buffer) -> ConfigurationRecord:
-    """Return the record in the payload of a `configuration` batch."""
+    """Decode the payload of a `configuration` batch."""
     return msgspec.msgpack.decode(payload, type=ConfigurationRecord)
 
 
@@ -111,7 +111,7 @@ class StampedBatch(NamedTuple):
 
 
 def entry_of(frame: Buffer, header: Header) -> Entry:
-    """Return a batch as an entry for the Raft core; `header` is the batch's header."""
+    """Return a stamped batch as an entry for the Raft core; `header` is the decoded header of `frame`."""
     configuration = None
     if header.kind == Kind.CONFIGURATION:
         configuration = configuration_record(body_of(frame)).configuration()
@@ -119,13 +119,13 @@ def entry_of(frame: Buffer, header: Header) -> Entry:
 
 
 def control_frame(messages: Sequence[AnyMessage]) -> list[Buffer]:
-    """Return the parts of a control frame with these messages."""
+    """Encode small messages as one control frame; return its parts, which are to be sent in order."""
     body = encode(messages)
     return [_PREFIX.pack(_CONTROL, len(body)), body]
 
 
 def keepalive_frame(keepalive: Keepalive) -> list[Buffer]:
-    """Return the parts of a frame with this keepalive."""
+    """Encode a keepalive as a frame; return the frame's parts, which are to be sent in order."""
     if keepalive is PLAIN_KEEPALIVE:
         return [_PLAIN_FRAME]
     body = _keepalive_encoder.encode(keepalive)

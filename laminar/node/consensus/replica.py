@@ -274,10 +274,13 @@ class Replica:
 
 
 class Stepper(Protocol):
-    """What runs the replicas of a process: it gives their cores inputs, and performs what they decide."""
+    """The interface of the driver to the parts that it works with.
+
+    The driver gives inputs to the Raft cores of a process's replicas, and performs what they decide.
+    """
 
     def is_current(self, replica: Replica) -> bool:
-        """Return whether this replica is run here now."""
+        """Return whether the driver runs this replica for its group now."""
 
     def step(self, replica: Replica, step: Callable[[Core], object]) -> None:
         """Give a core an input, and perform the actions that it decides; an error stops the replica."""

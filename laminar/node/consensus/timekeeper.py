@@ -78,7 +78,7 @@ class Timekeeper:
         self._deadlines.remove(replica)
 
     def close(self) -> None:
-        """Give no core any more time."""
+        """Stop both timers: no deadline expires and no election starts any more."""
         self._closed = True
         self._deadline_alarm.close()
         self._election_alarm.close()

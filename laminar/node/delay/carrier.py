@@ -36,7 +36,7 @@ SORTED_RECORDS: Final = 50_000
 
 
 class Carrier:
-    """Copies delayed records in one partition, in one task."""
+    """Copies pending delayed records of one partition to its log's end, in one task."""
 
     def __init__(self, partition: Partition, publisher: Publisher) -> None:
         """Create the carrier of a partition; it is idle until it is called."""
@@ -80,7 +80,7 @@ class Carrier:
             await asyncio.wait([self._task])
 
     def stop(self) -> None:
-        """Cancel the task, when this replica no longer leads or the process ends."""
+        """Stop copying. Call it when this replica no longer leads or the process ends."""
         if self._task is not None:
             self._task.cancel()
             self._task = None

@@ -44,7 +44,7 @@ class Due(NamedTuple):
 
 
 class Contents:
-    """Reads the entries of one partition, with a small cache."""
+    """Reads the entries of one partition that contain delayed records, with a small cache."""
 
     def __init__(self, partition: Partition) -> None:
         self._partition = partition
@@ -217,5 +217,5 @@ def value_bytes(batch: Batch) -> list[int]:
 
 
 def tag_mask(frame: bytearray) -> int:
-    """Return the mask of the tags of a batch."""
+    """Return the bit mask of a batch's tags, by which reads with a tag filter skip entries."""
     return Header.unpack(frame).tag_mask

@@ -83,7 +83,7 @@ class Event(NamedTuple):
 
 
 class Place(msgspec.Struct, frozen=True, array_like=True):
-    """How far the log was read, as stored in a token: the last entry's index, and the state at that entry."""
+    """The point up to which a log was read, for a token: index of the last entry, and the state there."""
 
     index: int
     is_complete: bool

@@ -35,17 +35,17 @@ def terms_of(setting: str) -> tuple[str, ...]:
 
 
 def setting_of(settings: Mapping[str, int | str]) -> str:
-    """Return the setting `index` among a topic's settings."""
+    """Return a topic's setting `index`: the terms to be indexed, as text separated by commas."""
     return str(settings.get("index", DEFAULT))
 
 
 def digest_of(value: bytes) -> bytes:
-    """Return the hash of a value."""
+    """Return the hash of a value (8 bytes), as it is in key indexes."""
     return mmh3.mmh3_x64_128_digest(value, 0)[:HASH_BYTES]
 
 
 def asked_of(where: Where) -> list[tuple[str, bytes]]:
-    """Return the terms by which a search can be looked up, each with the hash of the wanted value."""
+    """Return the terms that a search's conditions name, each with the hash of the wanted value."""
     found: list[tuple[str, bytes]] = []
     if where.trace_id is not None:
         found.append(("trace_id", digest_of(where.trace_id)))

@@ -34,7 +34,7 @@ class JsonEquals(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Where(msgspec.Struct, frozen=True, array_like=True):
-    """The conditions that a record must meet, all that are given."""
+    """The conditions of a search: a record matches if it meets all that are given."""
 
     key: bytes | None = None
     trace_id: bytes | None = None

@@ -358,7 +358,7 @@ class AppendPath:
         self._batcher.committed(index)
 
     def seal_is_final(self) -> None:
-        """Refuse the appends that wait for the fate of the seal, if the seal is final now."""
+        """If the seal is final now, fail the appends that waited to learn that (see `closed`)."""
         seal = self._context.final_seal
         if seal is not None:
             self._refuse_after_seal(sealed(self._context.name, seal.record.version))
@@ -380,7 +380,7 @@ class AppendPath:
 
     @property
     def waits(self) -> bool:
-        """Whether any append waits here that `expire` may have to fail one day."""
+        """Whether any append waits here for its commit, copies or a seal, so that `expire` must be called."""
         return bool(self.waiters or self._after_seal or self._copies.waits)
 
     def expire(self, *, older_than_s: float) -> None:

@@ -65,7 +65,7 @@ class Copies:
         return index
 
     def window(self) -> Window:
-        """Return the end of what is acknowledged now. Leader only.
+        """Return up to where the log is acknowledged now (index and offset). Leader only.
 
         Looking up the offset may block on the disk if copies of old entries are missing. So call it only for
         an answer that contains the window, not after each Raft input.
@@ -73,7 +73,7 @@ class Copies:
         return self.window_up_to(self.acknowledged_index)
 
     def window_up_to(self, index: int) -> Window:
-        """Return the window that ends with entry `index`, the present `acknowledged_index`."""
+        """Return the window up to entry `index`, which must be the present `acknowledged_index`."""
         context = self._context
         replica = context.replica
         voters = len(replica.configuration.voters)

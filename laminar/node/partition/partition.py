@@ -57,9 +57,10 @@ class Partition:
     ) -> None:
         """Create the replica's parts.
 
-        `code_version` is passed to `PartitionContext`, `refusal` and `consumer_refusal` to `AppendPath`.
-        With `asks_catalog` a leader whose log may have lost a seal takes no records until the shard has asked
-        the catalog and calls `lacks_no_seal`.
+        `code_version` returns the code version that the cluster has enabled; None enables everything.
+        `refusal` and `consumer_refusal` return the problem for which the storage takes no appends, or no
+        entries of consumers, now. With `asks_catalog` a leader whose log may have lost a seal takes no
+        records until the shard has asked the catalog and calls `lacks_no_seal`.
         """
         self.topic = topic
         self.number = number

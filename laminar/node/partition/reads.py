@@ -338,13 +338,19 @@ class ReadView:
         return bounds.end, None
 
     async def frames(self, offset: int, *, max_bytes: int, before: int | None = None) -> list[Buffer]:
-        """Return committed batches from the one with `offset` on, and count them; see `frames`."""
+        """Return committed batches from the one with `offset` on (see the function `frames`).
+
+        The read is added to this view's counters.
+        """
         return list(map(whole, await self.split_frames(offset, max_bytes=max_bytes, before=before)))
 
     async def split_frames(
         self, offset: int, *, max_bytes: int, before: int | None = None
     ) -> list[Buffer | SplitFrame]:
-        """Return committed batches from the one with `offset` on, and count them; see `split_frames`."""
+        """Return the same batches as `frames`, without copies of records published from stages.
+
+        The read is added to this view's counters.
+        """
         found = await split_frames(self._context, offset, max_bytes=max_bytes, before=before)
         self._count(found)
         return found
@@ -352,7 +358,10 @@ class ReadView:
     async def tagged_frames(
         self, offset: int, *, tag: str, max_bytes: int
     ) -> tuple[list[Buffer | SplitFrame], int]:
-        """Return batches that may contain records with a tag, and count them; see `tagged_frames`."""
+        """Return batches that may contain records with a tag, and the offset to continue at.
+
+        The read is added to this view's counters. See the function `tagged_frames`.
+        """
         found, searched = await tagged_frames(self._context, offset, tag=tag, max_bytes=max_bytes)
         self._count(found)
         return found, searched

@@ -211,7 +211,7 @@ def _totals(state: CatalogState, reports: Mapping[str, LoadReport]) -> dict[str,
 
 
 def stale_pins(state: CatalogState) -> list[PinPartition]:
-    """Return the requests that lift those pins of the balance (`OWNER`) that contradict the catalog.
+    """Return the requests that lift the pins made here (owner `OWNER`) that contradict the catalog.
 
     Such a pin names more or fewer nodes than the topic has replicas, or a node that may hold none.
     """

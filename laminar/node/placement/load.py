@@ -87,7 +87,7 @@ class PartitionLoad(msgspec.Struct, frozen=True):
 
 
 class LoadReport(msgspec.Struct, frozen=True):
-    """What a node measures: its whole load, and its hottest partitions, `HOTTEST` at most.
+    """The load that a node has measured: its whole load, and its hottest partitions, at most `HOTTEST`.
 
     The partitions that are not named have little: each at most 1/`HOTTEST` of the sum that `hottest`
     compares.

@@ -29,7 +29,11 @@ def zones_of(state: CatalogState) -> dict[str, str]:
 
 
 def wanted_number(state: CatalogState, partition: PartitionRecord) -> int:
-    """Return how many replicas a partition should have: as many as its topic asks for, or its pin names."""
+    """Return how many replicas a partition should have.
+
+    That is the number of nodes to which an operator has pinned it or, without a pin, its topic's number of
+    replicas.
+    """
     return state.topics[partition.topic].replicas if partition.pin is None else len(partition.pin.nodes)
 
 

@@ -65,7 +65,7 @@ class Addresses(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChildState(IntEnum):
-    """The state of a child process as the supervisor knows it."""
+    """The state of a child process of the supervisor: from its start to its end for good."""
 
     STARTING = 0
     READY = 1
@@ -201,7 +201,7 @@ class Boot:
         return node_roles(self.shards)
 
     def unix_name(self, role: Role, purpose: str = "peer") -> str:
-        """Return the name of the abstract Unix socket on which `role` of this node serves its siblings.
+        """Return the name of the abstract Unix socket on which `role` serves this node's other processes.
 
         The name is without the leading zero byte.
         """
@@ -248,7 +248,7 @@ class Boot:
         os.write(self.report_fd, ANSWERS)
 
     def ready(self) -> None:
-        """Report to the supervisor that this child serves, after `answers`. Call it once."""
+        """Report to the supervisor that this process serves. Call it once, in a shard after `answers`."""
         os.write(self.report_fd, READY)
         os.close(self.report_fd)
         self.report_fd = -1

@@ -142,7 +142,7 @@ class View:
         return self.message.catalog.limits if self.message is not None else NO_LIMITS
 
     def limit(self, principal: str, name: str) -> int | None:
-        """Return a limit of a principal; None if unlimited."""
+        """Return the value of the limit `name` that is set for a principal; None if there is none."""
         return self.message.catalog.limit(principal, name) if self.message is not None else None
 
     def nodes(self) -> Mapping[str, NodeRecord]:

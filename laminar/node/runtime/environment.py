@@ -124,5 +124,5 @@ class Environment:
         return await find_cluster(joins, secrets=secrets, certificates=certificates)
 
     def trace(self, name: str) -> Trace | None:
-        """Return the observer of the Raft core of replica `name`; None without one."""
+        """Return an observer that the Raft core of replica `name` calls at each step; None for none."""
         return None

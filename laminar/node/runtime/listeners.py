@@ -150,7 +150,7 @@ class NodeSockets:
         )
 
     def close_all_but(self, kept: ChildSockets) -> None:
-        """Close the siblings' sockets, in a child after the fork.
+        """In a child after the fork, close the sockets that are for other children.
 
         The supervisor's copies are not affected.
         """

@@ -177,7 +177,7 @@ class Process:
         raise AssertionError("each kind of process says where its groups live")
 
     def address_of_peer(self, peer: Peer) -> Address | None:
-        """Return the address of another process, as `address_of` gives it for a group of that process."""
+        """Return the address at which another process listens for its peers; None if unknown."""
         return self.view.address(peer.node, peer.role)
 
     def holder_address(self, node: str, entry: ReplicaEntry) -> Address | None:
@@ -326,7 +326,7 @@ class Process:
     # -- life ----------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Serve until stopped."""
+        """Do this process's work; return after an orderly stop."""
         raise AssertionError("each kind of process says what it serves")
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

@@ -38,7 +38,7 @@ Fork = Callable[[str, Callable[[], int]], int]
 
 
 def plan_of(sockets: NodeSockets, cpus: Sequence[int], controller_cpu: int | None) -> NodePlan:
-    """Return what the XDP programs need to know of a node: host, ports, and the CPUs of its shards."""
+    """Return the data of a node for the XDP programs: host, ports, and the CPUs of its shards."""
     ports = sockets.ports
     host = str(sockets.shared[0].getsockname()[0])
     return NodePlan(
@@ -85,7 +85,7 @@ class Steering:
     memberships: list[Membership] = field(default_factory=list)
 
     def begin(self, sockets: NodeSockets, cpus: Sequence[int] | None, fork: Fork) -> bool:
-        """Begin to steer packets, if the setting and the machine allow it.
+        """Begin to steer packets (bring each to the CPU of its shard), if setting and machine allow it.
 
         Return False only if the setting requires steering and it is not possible.
         """

@@ -48,7 +48,7 @@ class Differences(NamedTuple):
 
 
 def differences(topic: TopicRecord, partition: Partition) -> Differences:
-    """Return the differences between the channels of a topic in the view and those in a partition's log."""
+    """Return how a partition's log differs from the catalog's record `topic` in its channels."""
     wanted, there = topic.channels or {}, partition.state.channels.by_id
     if not wanted and not there:
         return Differences((), ())

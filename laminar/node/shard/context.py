@@ -63,7 +63,7 @@ class ShardContext(Protocol):
         raise NotImplementedError
 
     def request_reconcile(self) -> None:
-        """Ask the shard to compare its replicas with the view again, soon (see `reconcile`)."""
+        """Ask the shard to bring its replicas to what the catalog says again, soon (see `reconcile`)."""
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run `work` as a task; if it fails, the process ends."""
@@ -83,10 +83,13 @@ class ShardContext(Protocol):
         """Return the problem for which this shard takes no cursors and receives of consumers now, or None."""
 
     async def refresh_view(self) -> None:
-        """Wait until the view is as new as the catalog was at the call. Raises `Problem` if that fails."""
+        """Wait until the view (copy of the catalog) is as new as the catalog at the call.
+
+        Raises `Problem`.
+        """
 
     async def view_change(self, timeout_s: float) -> bool:
-        """Wait for the controller's next view; return whether one came in time."""
+        """Wait for the controller's next view (copy of the catalog); return whether one came in time."""
         raise NotImplementedError
 
     async def ask_catalog(self, request: CatalogRequest) -> CatalogAnswer:

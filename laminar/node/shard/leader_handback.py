@@ -83,7 +83,7 @@ class LeaderHandback:
     # -- what is known -----------------------------------------------------------------------
 
     def observe(self) -> None:
-        """Note which nodes are alive in the new view, and since when."""
+        """Record which nodes are alive in the new view (copy of the catalog), and since when."""
         message = self._shard.view.message
         if message is None:
             return

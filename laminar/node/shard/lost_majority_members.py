@@ -56,7 +56,7 @@ class PartitionMembers:
         return None if known is None else {each.replica_id: each.node for each in known}
 
     def complete(self, members: Members) -> bool:
-        """Return True: the catalog's record names every member of a partition."""
+        """Return whether `members` are all members of the group: always True for those from the catalog."""
         return True
 
     def unmade(self, replica: Replica, replica_id: int) -> bool:

@@ -68,7 +68,7 @@ def channels_of(topic: TopicRecord) -> list[Mapping[str, object]]:
 
 
 class Reconciler:
-    """The steps that bring one shard's replicas to what the catalog says."""
+    """Creates, changes and removes the replicas of one shard until they match the catalog."""
 
     def __init__(self, shard: ShardContext, work: WorkLists) -> None:
         self._shard = shard

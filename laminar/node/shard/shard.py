@@ -234,7 +234,7 @@ class Shard(Process):
 
     @property
     def board(self) -> StatusBoard:
-        """The supervisor's view of the node's processes."""
+        """The states of the node's processes, as the supervisor has written them."""
         return self.boot.board
 
     @property
@@ -468,7 +468,7 @@ class Shard(Process):
         self.request_reconcile()
 
     async def refresh_view(self) -> None:
-        """Wait until the view is at least as new as the catalog was at the call.
+        """Wait until the view (copy of the catalog) is at least as new as the catalog was at the call.
 
         Call it before you rely on the absence of something: a view may be outdated, so a topic that is
         missing in it may exist.
@@ -497,11 +497,11 @@ class Shard(Process):
 
     @property
     def ready(self) -> bool:
-        """Whether this shard has a view of its cluster that names this node, and has opened its replicas."""
+        """Whether this shard has a copy of the catalog with this node in it, and has opened its replicas."""
         return self._is_ready.is_set()
 
     async def view_change(self, timeout_s: float) -> bool:
-        """Wait for the controller's next view; return whether one came in time."""
+        """Wait for the controller's next view (copy of the catalog); return whether one came in time."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._view_changed.append(future)
         try:
@@ -673,7 +673,7 @@ class Shard(Process):
     # -- following the catalog -----------------------------------------------------------
 
     def request_reconcile(self) -> None:
-        """Wake the reconcile loop, to compare this shard with the view again."""
+        """Wake the reconcile loop, which brings this shard's replicas to what the catalog says."""
         self._view_is_new = True
         self._reconcile_due.set()
 

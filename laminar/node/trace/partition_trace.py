@@ -103,7 +103,7 @@ class _Batch(NamedTuple):
 
 
 class PartitionTrace:
-    """The trace of one partition.
+    """Emits the trace events of one partition: who appended, received or settled which records.
 
     `requester` is the requester of the entry that is proposed next; `requesters`, by channel and offset, are
     those of single records, and override it. Both are set only for the duration of one call.

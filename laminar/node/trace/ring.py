@@ -127,7 +127,7 @@ class TraceRing:
                 del self._known[oldest]
 
     def known(self, group: bytes, place: int) -> Known | None:
-        """Return the remembered fields of a record; None if there are none."""
+        """Return the trace id, key and flag of the record at `place` of a group; None if not remembered."""
         return self._known.get((group, place))
 
     def failed(self, error: Exception, lost: int = 0) -> None:

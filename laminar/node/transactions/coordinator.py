@@ -306,7 +306,7 @@ class Coordinator:
     async def take_name(
         self, sink_id: bytes, name: str, producer: bytes, request: str = "", *, maker: Maker = NO_MAKER
     ) -> Sink:
-        """Raise the epoch of a producer's name and return the name's entry, as `begin` does for a sink.
+        """Raise the epoch of a producer's name; return the name's entry, with its id and the new epoch.
 
         `producer` (16 bytes) is the producer id that the name gets if it has none yet.
         """

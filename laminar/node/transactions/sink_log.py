@@ -17,7 +17,7 @@ _log = logging.getLogger("laminar.transactions")
 
 
 class SinkLog:
-    """The log of one partition of `_transactions`, as far as its sinks go."""
+    """Reads and changes the sinks of one coordinator, by entries in its partition of `_transactions`."""
 
     def __init__(self, partition: Partition) -> None:
         self._partition = partition

@@ -126,7 +126,7 @@ class ConnectionsOwner(Protocol):
         """
 
     def link_gone(self, link: Link) -> None:
-        """Note that no answer will come any more over this link, which carried calls."""
+        """Fail the calls that wait for answers over this link, which has ended."""
 
 
 class Connections:

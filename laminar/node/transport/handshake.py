@@ -275,7 +275,7 @@ class Initiator:
         self._enabled = enabled
 
     def take_reply(self, payload: bytes | memoryview) -> tuple[bytes, Hello]:
-        """Return the proof to send now, and the acceptor's hello.
+        """Check the acceptor's reply; return the proof to send in answer, and the acceptor's hello.
 
         Raises:
             HandshakeError: the acceptor is not one of our cluster.

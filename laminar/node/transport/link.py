@@ -89,13 +89,16 @@ class LinkOwner(Protocol):
     """The receiver of what links report: opened, a frame, lost. All calls come from inside the loop."""
 
     def link_made(self, link: Link) -> None:
-        """Note that the link's connection is open."""
+        """React to the opening of the link's connection: frames can be sent and will come."""
 
     def link_frame(self, link: Link, kind: int, payload: memoryview) -> None:
-        """Process a whole frame."""
+        """Process a whole frame that has arrived over the link."""
 
     def link_lost(self, link: Link, error: Exception | None) -> None:
-        """Note that the link's connection has ended, on either side."""
+        """React to the end of the link's connection, on either side.
+
+        `error` is the cause, if there is one.
+        """
 
 
 class Link(asyncio.BufferedProtocol):

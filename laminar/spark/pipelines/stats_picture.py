@@ -40,7 +40,7 @@ def draw(stats: Stats, path: Path) -> None:
 
 
 def findings(stats: Stats) -> str:
-    """Return what is skewed, in a sentence."""
+    """Return the findings on skew, as text: keys or partitions with far more records than others."""
     if not stats.records:
         return "there are no records"
     found = []
@@ -58,7 +58,7 @@ def findings(stats: Stats) -> str:
 
 
 def colors_of(stats: Stats) -> dict[int, str]:
-    """Return each partition's colour."""
+    """Return by partition the colour in which the picture draws it."""
     largest = sorted(stats.partitions, key=lambda each: (-each.records, each.partition))
     if len(largest) > len(COLORS):
         return {

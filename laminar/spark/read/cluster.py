@@ -165,7 +165,7 @@ class Description(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """What a fetch asks for: which `fields` of a record (None: all), and of which `tag` (None: any).
+    """The selection of a fetch: `fields` of the records (None: all), and their `tag` (None: any).
 
     Both are parameters of the HTTP API. A node leaves out batches that cannot hold the tag.
     """

@@ -71,7 +71,7 @@ class EndOffsetTracker:
         return self._cluster.run(self._refresh())
 
     def gone(self, ids: Mapping[Partition, str]) -> list[Partition]:
-        """Return which of these partitions were deleted: the last refresh found none with such an id."""
+        """Return those of these partitions that were deleted: the last refresh found none with such an id."""
         return [each for each, id_ in ids.items() if id_ not in (self.ids.get(each), self.left_out.get(each))]
 
     async def _refresh(self) -> Positions:

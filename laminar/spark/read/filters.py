@@ -60,7 +60,7 @@ class Interval:
 
 @dataclass(slots=True)
 class Pushed:
-    """The filters taken over so far.
+    """The filters of a query that the reader applies itself, so that Spark need not.
 
     `rows` is the filter on single records, and begins with the tag of the query's options. `topics` and
     `numbers` are the topics and partition numbers that a row may have (None: any). `partition` and `offset`

@@ -53,7 +53,7 @@ def positions_now(
     fail: bool,
     final: Mapping[Partition, int] | None = None,
 ) -> Positions:
-    """Return where a query that has `read` so far continues, in the partitions that exist now: `ids`.
+    """Return the offsets at which a query that has read up to `read` continues, by present partition (`ids`).
 
     A partition that has another id now continues at 0. A partition that is not in `ids` is left out of the
     result. A partition whose `confirmed` end is below what was read continues at that end. Each of these is

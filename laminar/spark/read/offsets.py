@@ -36,9 +36,9 @@ Ids = dict[Partition, str]
 
 @dataclass(frozen=True, slots=True)
 class Offset:
-    """A concrete offset of the journal: how far each partition is read, and its id.
+    """A concrete offset (one with numbers) of Spark's journal: the next offset and the id of each partition.
 
-    `since` is None, except in the end of the query's first batch: there it is where that batch begins.
+    `since` is set only in the end offset of a query's first batch: the positions where that batch begins.
     """
 
     positions: Positions
@@ -72,7 +72,7 @@ def _keyed(values: Mapping[Partition, Any]) -> dict[str, Any]:
 
 
 def decode(offset: Mapping[str, Any]) -> Offset:
-    """Return the content of a concrete offset.
+    """Return the content of a concrete offset (one with positions), decoded from Spark's JSON document.
 
     Raises:
         ValueError: when another version wrote it. Version 1 wrote no ids, so it is unknown whether its
@@ -103,7 +103,7 @@ def _by_partition(keyed: Mapping[str, Any]) -> dict[Partition, Any]:
 
 @dataclass(frozen=True, slots=True)
 class OffsetSpec:
-    """Where a query starts or ends, before the cluster is asked which offsets that means.
+    """The start or end of a query as its options give it, before the cluster resolves it to offsets.
 
     `kind` is ``earliest``, ``latest``, ``offsets`` (`values` by partition, which may be LATEST or EARLIEST),
     ``timestamp`` (`time_ms`, in epoch ms, for all partitions) or ``timestamps`` (`values` by partition, in

@@ -14,7 +14,7 @@ from laminar.spark.read.offsets import Partition, Positions
 
 @dataclass(frozen=True, slots=True, order=True)
 class Range:
-    """What one task reads: records ``start`` to ``end - 1`` of a partition.
+    """The records that one task reads: offsets ``start`` to ``end - 1`` of a partition.
 
     `id` is the id of the partition; with an empty one, any partition of that topic and number is read.
     """
@@ -77,7 +77,7 @@ def limited(
 
 
 def forward(start: Mapping[Partition, int], ends: Mapping[Partition, int]) -> Positions:
-    """Return how far a batch from `start` can go: to `ends`, and never backwards.
+    """Return by partition the offset to which a batch from `start` can go: to `ends`, never backwards.
 
     A partition that is not in `start` is new and begins at 0. One that is not in `ends` stays where it is.
     """

@@ -82,7 +82,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable() if size_bytes is None else ReadMaxBytes(size_bytes)
 
     def initialOffset(self) -> dict[str, Any]:
-        """Return the symbolic offset where the query starts: see `laminar.spark.read.offsets`."""
+        """Return the query's start as a symbolic offset, without numbers (`laminar.spark.read.offsets`)."""
         return self._options.start.symbol()
 
     def prepareForTriggerAvailableNow(self) -> None:
@@ -93,7 +93,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = Offset(ends, described.ids)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Return where the batch from `start` ends; `start` itself if there is none to make.
+        """Return the offset at which the next batch, from `start` on, ends; `start` itself if there is none.
 
         It waits up to `pollTimeoutMs` for records.
 

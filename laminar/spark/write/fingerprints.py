@@ -44,7 +44,7 @@ class Fingerprint:
 
     @classmethod
     def parse(cls, text: str) -> Fingerprint | None:
-        """Return the fingerprint that `str` wrote; None for the text of another program's commit."""
+        """Return the fingerprint in a text made by `str(fingerprint)`; None for another program's text."""
         found = _FORM.fullmatch(text)
         return None if found is None else cls(int(found[1]), found[2])
 

@@ -90,7 +90,9 @@ def hold(
     topic: str | None,
     task: int,
 ) -> HeldRows:
-    """Return the rows of a task as frames; `positions` and `topic`: see `StageBuffer`.
+    """Return the rows of a task as frames, to be sent to the driver in the task's message.
+
+    `positions` has the position of each column by name; with `topic` None each row names its topic.
 
     Raises:
         ValueError: for rows that cannot be written.

@@ -78,7 +78,9 @@ def first_stage(task: int, attempt: int) -> int:
 
 
 def partitioner_of(cluster: Cluster, topic: str, *, first: int) -> Partitioner:
-    """Return a partitioner by the topic's route, as it is known here; `first`: see `Partitioner`.
+    """Return a partitioner by the topic's route, as it is known here.
+
+    `first` chooses the partition of the first rows without a key (see `Partitioner`).
 
     Raises:
         ValueError: there is no such topic.
@@ -116,8 +118,8 @@ class TaskStager:
     ) -> Staged | None:
         """Stage all rows and return what was staged; None if the batch is committed already.
 
-        `positions` and `topic`: see `StageBuffer`. All of `batches` is read in either case, because Spark
-        waits for that.
+        `positions` has the position of each column by name; with `topic` None each row names its topic. All
+        of `batches` is read in either case, because Spark waits for that.
 
         Raises:
             ValueError: for rows that cannot be written.

@@ -134,7 +134,7 @@ def examined(
 
 
 def answers_of(client: Client, node: Mapping[str, Any]) -> Answers:
-    """Ask one node, as ``/v1/cluster`` describes it."""
+    """Ask one node about itself; `node` is its description in the answer of ``/v1/cluster``."""
     found = Answers(closed=[place for place in _ports(node) if not _reaches(place)])
     began_s = time.time()
     body, date = _get(client, node, "/readyz")
@@ -185,7 +185,7 @@ def _reaches(place: str) -> bool:
 
 
 def of_nodes(nodes: Sequence[Mapping[str, Any]], answers: Mapping[str, Answers]) -> Iterator[Finding]:
-    """Yield a finding for each node that is not alive or not ready, and for each closed port."""
+    """Yield a finding for each node that is dead or not ready, and for each unreachable port."""
     for node in nodes:
         name, found = node["node"], answers.get(node["node"], Answers())
         if not node["alive"]:

@@ -36,15 +36,18 @@ class Pace:
 
     @property
     def ends_s(self) -> float:
-        """When the load ends even if due records were not sent: a little after the last is due."""
+        """The time (`perf_counter`) at which the load ends even if records are unsent.
+
+        It is a little after the last record is due.
+        """
         return self.began_s + self.seconds + max(GRACE_S, GRACE * self.seconds)
 
     def due_s(self, number: int) -> float:
-        """Return when a record is due; the first has the number 0."""
+        """Return the time (`perf_counter`) at which record `number` (from 0) is due."""
         return self.began_s + number / self.rate
 
     def due(self, now_s: float) -> int:
-        """Return how many records are due by now."""
+        """Return how many records are due by the time `now_s` (`perf_counter`)."""
         return min(self.total, int((now_s - self.began_s) * self.rate) + 1)
 
     async def until(self, number: int) -> None:

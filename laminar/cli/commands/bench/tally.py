@@ -27,7 +27,7 @@ class Latencies:
         self.longest_s = 0.0
 
     def observe(self, seconds: float, count: int = 1) -> None:
-        """Count one latency, in seconds."""
+        """Count `count` latencies of `seconds` each."""
         self._histogram.observe_many(seconds, count)
         self.count += count
         self.longest_s = max(self.longest_s, seconds)
@@ -63,14 +63,14 @@ class Tally:
         self._began_s = self._last_s = time.perf_counter()
 
     def succeeded(self, now_s: float, count: int, size_bytes: int) -> None:
-        """Count records that were answered now."""
+        """Count records whose answer came at `now_s`, and their bytes."""
         self.longest_gap_s = max(self.longest_gap_s, now_s - self._last_s)
         self._last_s = max(self._last_s, now_s)
         self.done += count
         self.bytes += size_bytes
 
     def failed(self, code: str, count: int = 1) -> None:
-        """Count records that failed now."""
+        """Count records that failed now with the error `code`."""
         known = code in self.errors or len(self.errors) < MOST_CODES
         self.errors[code if known else "others"] += count
 
@@ -88,7 +88,7 @@ class Tally:
         return (self._ended_s or time.perf_counter()) - self._began_s
 
     def stated(self) -> dict[str, Any]:
-        """Return the counts, for a report."""
+        """Return the counts as the fields of a report."""
         took_s = max(self.took_s, 1e-9)
         return {
             "due": self.due,

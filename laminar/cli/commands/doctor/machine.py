@@ -43,7 +43,9 @@ def of_versions() -> Iterator[Line]:
 
 
 def of_settings(config: Path | None) -> tuple[list[Line], Settings]:
-    """Return lines about the settings that a node would have here, and these; defaults if they are wrong.
+    """Load the settings that a node would have here; return the report's lines about them, and the settings.
+
+    If a setting is wrong, a line says so, and the settings returned are the defaults.
 
     Values are shown as in bundles (no secrets), each with its source.
     """
@@ -131,7 +133,7 @@ def of_disk(folder: Path, settings: Settings) -> Iterator[Line]:
 
 
 def sync_times(folder: Path) -> list[float]:
-    """Return how long appends of 4 KiB with an fdatasync took, in seconds, in a file that has no name."""
+    """Return the times (s) that appends of 4 KiB with an fdatasync took, in a temporary file of `folder`."""
     took: list[float] = []
     block = os.urandom(SYNC_BYTES)
     with tempfile.TemporaryFile(dir=folder, buffering=0) as file:

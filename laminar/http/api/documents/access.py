@@ -136,7 +136,7 @@ class AllLimits(Answer):
 
 
 class Usage(Answer):
-    """How many topics, partitions, channels and connections a principal has now, for its limits on them."""
+    """The numbers of topics, partitions, channels and connections that a principal has now."""
 
     topics: Count
     partitions: Count

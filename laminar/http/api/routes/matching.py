@@ -77,7 +77,10 @@ def match(method: str, path: str) -> Match:
 
 
 def match_segments(method: str, segments: tuple[str, ...], *, path: str) -> Match:
-    """Return what `match` returns, for a path that is split and decoded already (`Request.segments`)."""
+    """Return the match of a request whose path is split and decoded already (`Request.segments`).
+
+    Result and errors are those of `match`.
+    """
     step: _Step | None = _ROOT
     params: dict[str, str] = {}
     for segment in segments:

@@ -34,13 +34,13 @@ class LimitRoutes:
         self._placement = placement
 
     async def all(self, request: Request) -> Response:
-        """Answer GET /v1/admin/limits."""
+        """Answer GET /v1/admin/limits with all principals that have limits of their own."""
         await self._placement.newest_view()
         records = sorted(self._services.view.limits.values(), key=lambda each: each.principal)
         return Response.json(documents.AllLimits([_described(each) for each in records]))
 
     async def describe(self, request: Request, principal: str) -> Response:
-        """Answer GET /v1/admin/limits/{principal}."""
+        """Answer GET /v1/admin/limits/{principal} with the limits that apply to the principal."""
         _check(principal)
         await self._placement.newest_view()
         return self._answer(principal)

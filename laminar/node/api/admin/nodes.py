@@ -33,11 +33,11 @@ class NodeRoutes:
     # -- what there is -------------------------------------------------------------------
 
     async def nodes(self, request: Request) -> Response:
-        """Answer GET /v1/admin/nodes."""
+        """Answer GET /v1/admin/nodes with all nodes as operators see them."""
         return Response.json(documents.AdminNodes(await self._describe(None)))
 
     async def node(self, request: Request, node: str) -> Response:
-        """Answer GET /v1/admin/nodes/{node}."""
+        """Answer GET /v1/admin/nodes/{node} with the node as operators see it."""
         await self._record(node)
         return await self._answer(node)
 
@@ -140,12 +140,12 @@ class NodeRoutes:
         return await self._answer(node)
 
     async def drain(self, request: Request, node: str) -> Response:
-        """Answer POST /v1/admin/nodes/{node}/drain."""
+        """Answer POST /v1/admin/nodes/{node}/drain: begin to move everything off the node."""
         await self._command(node, lambda record: AlterNode(node, record.version, draining=True))
         return await self._answer(node, status=202)
 
     async def undrain(self, request: Request, node: str) -> Response:
-        """Answer POST /v1/admin/nodes/{node}/undrain."""
+        """Answer POST /v1/admin/nodes/{node}/undrain: let the node hold replicas and lead again."""
         await self.set_back(node)
         return await self._answer(node)
 

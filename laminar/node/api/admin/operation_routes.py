@@ -41,7 +41,7 @@ class OperationRoutes:
         return self._operations.of(state, alive={name for name in state.nodes if view.alive(name)})
 
     async def operations(self, request: Request) -> Response:
-        """Answer GET /v1/admin/operations."""
+        """Answer GET /v1/admin/operations with a page of the changes of placement that are under way."""
         prefix = request.query.get("prefix", "")
         limit = integer(request, "limit", 100, minimum=1, maximum=MAX_PAGE)
         after = request.query.get("after", "")
@@ -55,7 +55,7 @@ class OperationRoutes:
         return Response.json(answer, headers=headers)
 
     async def operation(self, request: Request, operation: str) -> Response:
-        """Answer GET /v1/admin/operations/{operation}."""
+        """Answer GET /v1/admin/operations/{operation} with one change that is under way."""
         await self._placement.newest_view()
         return Response.json(self._found(operation))
 

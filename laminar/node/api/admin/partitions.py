@@ -28,7 +28,7 @@ class PlacementRoutes:
         self._placement = placement
 
     async def describe(self, request: Request, topic: str, partition: str) -> Response:
-        """Answer GET /v1/admin/topics/{topic}/partitions/{partition}."""
+        """Answer GET /v1/admin/topics/{topic}/partitions/{partition} with its placement in the catalog."""
         await self._placement.newest_view()
         return self._answer(topic, partition)
 
@@ -63,7 +63,7 @@ class PlacementRoutes:
         return message.catalog
 
     async def pin(self, request: Request, topic: str, partition: str) -> Response:
-        """Answer PUT /v1/admin/topics/{topic}/partitions/{partition}/pin."""
+        """Answer PUT /v1/admin/topics/{topic}/partitions/{partition}/pin: pin it to nodes."""
         wanted = json_body(request, documents.NewPin)
         record = self._topics.partition_record(topic, partition)
         self._check(wanted, record)
@@ -109,12 +109,12 @@ class PlacementRoutes:
             )
 
     async def unpin(self, request: Request, topic: str, partition: str) -> Response:
-        """Answer DELETE /v1/admin/topics/{topic}/partitions/{partition}/pin."""
+        """Answer DELETE /v1/admin/topics/{topic}/partitions/{partition}/pin: unpin it from nodes."""
         await self.set_back(topic, partition)
         return self._answer(topic, partition)
 
     async def set_back(self, topic: str, partition: str) -> None:
-        """Unpin a partition.
+        """Remove a partition's pin to nodes, so that placement chooses its nodes again.
 
         Raises:
             Problem: 404 if the partition is gone; or the catalog refuses the change, or has no leader.

@@ -26,7 +26,7 @@ class SeenViews:
         self._exchange = exchange
 
     async def wait(self, version: int) -> None:
-        """Wait until all views have reached this version of the catalog, for a second at most.
+        """Wait until all shards have seen this version of the catalog, for a second at most.
 
         A shard that does not answer in time uses its old view until it receives the newer one.
         """
@@ -37,7 +37,10 @@ class SeenViews:
                 await asyncio.gather(*(self._ask(address, version) for address in self._others()))
 
     async def on_view_seen(self, peer: Peer, payload: bytes) -> bool:
-        """Answer another shard True once this one's view has reached a version, or False after a second."""
+        """Answer another shard True once this shard's copy of the catalog has a version.
+
+        False after a second.
+        """
         version = msgspec.msgpack.decode(payload, type=int)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + LONGEST_WAIT_S

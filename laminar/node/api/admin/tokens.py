@@ -39,7 +39,7 @@ class TokenRoutes:
         self._placement = placement
 
     async def tokens(self, request: Request) -> Response:
-        """Answer GET /v1/admin/tokens."""
+        """Answer GET /v1/admin/tokens with all tokens and accepted certificates, without secrets."""
         await self._placement.newest_view()
         records = sorted(
             self._services.view.credentials.values(), key=lambda each: (each.name, each.created_ms, each.id)
@@ -47,7 +47,7 @@ class TokenRoutes:
         return Response.json(documents.Tokens([_described(each) for each in records]))
 
     async def token(self, request: Request, token: str) -> Response:
-        """Answer GET /v1/admin/tokens/{token}."""
+        """Answer GET /v1/admin/tokens/{token} with one token, without its secret."""
         await self._placement.newest_view()
         record = self._services.view.credentials.get(token)
         if record is None:

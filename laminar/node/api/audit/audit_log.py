@@ -139,7 +139,7 @@ class AuditLog:
         self._note_call(asked, response.status, "", made if response.status == 201 else "")
 
     def failed(self, asked: Asked, error: BaseException, *, is_call: bool) -> None:
-        """Note a request that ended with this error: a refusal, or a call of an admin (`is_call`)."""
+        """Record in the audit that `error` ended a request: a refusal, or a call of an admin (`is_call`)."""
         status, code = NO_ANSWER, ""
         if isinstance(error, Problem):
             status, code = error.status, error.code

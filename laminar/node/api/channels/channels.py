@@ -72,7 +72,7 @@ class ChannelRoutes:
     # -- descriptions --------------------------------------------------------------------
 
     async def channels(self, request: Request, topic: str) -> Response:
-        """Answer GET /v1/topics/{topic}/channels."""
+        """Answer GET /v1/topics/{topic}/channels with a page of the topic's channels."""
         prefix = request.query.get("prefix", "")
         limit = integer(request, "limit", 100, minimum=1, maximum=MAX_PAGE)
         after = request.query.get("after", "")
@@ -93,7 +93,7 @@ class ChannelRoutes:
         return Response.json(answer, headers=headers)
 
     async def channel(self, request: Request, topic: str, channel: str) -> Response:
-        """Answer GET /v1/topics/{topic}/channels/{channel}."""
+        """Answer GET /v1/topics/{topic}/channels/{channel} with settings and progress by partition."""
         known = await self._channels.record(topic, channel)
         record = self._channels.topic(topic)
         states = await self._states.of(topic, record.numbers, known.id)

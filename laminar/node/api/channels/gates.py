@@ -67,6 +67,6 @@ class ChannelGates:
         return await self._deliveries.of(partition).is_drained(question.channel)
 
     async def on_channel_drained(self, peer: Peer, payload: bytes) -> bool:
-        """Answer another shard whether a channel has drained a partition that this shard leads."""
+        """Answer another shard whether a channel is done with all records of a partition led here."""
         question = msgspec.msgpack.decode(payload, type=ChannelDrainQuestion)
         return await self._answer(self._leaders.led_here(question.topic, question.partition), question)

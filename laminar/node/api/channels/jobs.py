@@ -85,7 +85,7 @@ class JobRoutes:
     # -- receive and settle --------------------------------------------------------------
 
     def receive(self, request: Request, topic: str, channel: str) -> Coroutine[Any, Any, Response]:
-        """Answer POST /v1/topics/{topic}/channels/{channel}/receive.
+        """Answer POST /v1/topics/{topic}/channels/{channel}/receive with records that are given out.
 
         When the consumer's connection is closed, the request ends, and records taken for it are released.
         """
@@ -130,9 +130,9 @@ class JobRoutes:
         return Response.json(answer)
 
     async def receive_from(self, topic: TopicRecord, channel: int, asked: documents.Receive) -> list[Given]:
-        """Return records given out by the partitions' leaders; the partitions take turns to be asked first.
+        """Take records of a channel from the partitions' leaders; each call begins with the next partition.
 
-        Returns an empty list if none has any within the request's wait.
+        Returns the records given out; an empty list if no leader has any within the request's wait.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + min(asked.wait_ms, MAX_WAIT_MS) / 1000
@@ -315,7 +315,7 @@ class JobRoutes:
         return [number for number in numbers if number in ready]
 
     async def settle(self, request: Request, topic: str, channel: str) -> Response:
-        """Answer POST /v1/topics/{topic}/channels/{channel}/acks."""
+        """Answer POST /v1/topics/{topic}/channels/{channel}/acks: take the outcomes of jobs."""
         asked = json_body(request, documents.Acks)
         known = await self._channels.record(topic, channel)
         record = self._channels.topic(topic)
@@ -352,7 +352,7 @@ class JobRoutes:
     # -- for people ----------------------------------------------------------------------
 
     async def seek(self, request: Request, topic: str, channel: str) -> Response:
-        """Answer PUT /v1/topics/{topic}/channels/{channel}/position."""
+        """Answer PUT /v1/topics/{topic}/channels/{channel}/position: move the channel."""
         asked = json_body(request, documents.Position)
         known = await self._channels.record(topic, channel)
         record = self._channels.topic(topic)
@@ -374,11 +374,11 @@ class JobRoutes:
         return Response.json(documents.Positioned(found))
 
     async def aside(self, request: Request, topic: str, channel: str) -> Response:
-        """Answer GET /v1/topics/{topic}/channels/{channel}/aside."""
+        """Answer GET /v1/topics/{topic}/channels/{channel}/aside: records that wait for another attempt."""
         return await self._listed(request, topic, channel, "aside")
 
     async def dead(self, request: Request, topic: str, channel: str) -> Response:
-        """Answer GET /v1/topics/{topic}/channels/{channel}/dead."""
+        """Answer GET /v1/topics/{topic}/channels/{channel}/dead: records that failed too often."""
         return await self._listed(request, topic, channel, "dead")
 
     async def _listed(self, request: Request, topic: str, channel: str, what: str) -> Response:

@@ -16,7 +16,7 @@ class ChannelLookup:
         self._topics = topics
 
     def topic(self, topic: str) -> TopicRecord:
-        """Return the topic's record.
+        """Return the catalog's record of a topic, from the view.
 
         Raises `Problem`: 404 `no_such_topic`, or 503 if the view has none yet.
         """
@@ -45,6 +45,6 @@ class ChannelLookup:
 
 
 def no_such_channel(topic: str, name: str) -> Problem:
-    """Return 404 `no_such_channel`."""
+    """Return the problem (404 `no_such_channel`) of a request that names an unknown channel."""
     detail = f"topic {topic!r} has no channel {name!r}"
     return Problem("no_such_channel", detail, field="channel", value=name, outcome="not_applied")

@@ -106,7 +106,10 @@ class ChannelStates:
 
 
 async def state_of(partition: Partition, channel: Channel, *, end: int, full: bool) -> ChannelState:
-    """Return the state of a channel. `full` says that its partition has too many records out or aside."""
+    """Return the state of a channel in a partition, as its leader reports it.
+
+    `full` says that too many records of the partition are given out or wait for another attempt.
+    """
     waiting = [offset for offset, each in channel.aside.items() if each.why is not Why.DEAD]
     last, kept = channel.last(end), partition.context.kept_log
     oldest = min((channel.next, *channel.out, *waiting))

@@ -333,6 +333,6 @@ class ChannelSteps:
         return AsideAnswer(len(offsets), records, page.next, page.left)
 
     async def on_aside(self, peer: Peer, payload: bytes) -> AsideAnswer:
-        """List or change records that are aside for another shard, in a partition that this one leads."""
+        """For another shard, list or change the waiting and dead records of a partition led here."""
         request = msgspec.msgpack.decode(payload, type=AsideRequest)
         return await self._aside(self._leaders.led_here(request.topic, request.partition), request)

@@ -53,9 +53,9 @@ class Jobs(Protocol):
     """The functions of `JobRoutes` that a stream uses: receive and release jobs."""
 
     async def receive_from(self, topic: TopicRecord, channel: int, asked: documents.Receive) -> list[Given]:
-        """Return records that the leaders give out, [] if none has any in time.
+        """Return records that the partitions' leaders give out; an empty list if none has any in time.
 
-        If it is cancelled, the records that it took are released.
+        If the call is cancelled, records that it has taken are released.
         """
         raise NotImplementedError
 
@@ -88,7 +88,7 @@ class Held:
         return self._late > 0 and self._late >= LATE_ROUNDS * self._most
 
     def give(self, given: Given) -> None:
-        """Record jobs that were given out."""
+        """Add jobs that were given out to the consumer, so that they count against its credit."""
         out = self._out.setdefault(given.partition, {})
         late = set(given.late)
         for run in given.runs:
@@ -102,7 +102,7 @@ class Held:
         self._most = max(self._most, len(self))
 
     def end(self, partition: int, answer: EndedAnswer) -> int:
-        """Remove deliveries that are over; return the number of jobs that were removed."""
+        """Remove the deliveries that a leader's answer names as over; return the number of jobs removed."""
         out = self._out.get(partition, {})
         found = 0
         for named in answer.ended:
@@ -116,7 +116,10 @@ class Held:
         return found
 
     def keep(self, partitions: Sequence[int]) -> None:
-        """Forget the jobs of all other partitions: these were reclaimed, so all their records are done."""
+        """Forget the jobs of partitions that are not in `partitions`.
+
+        Those were reclaimed with their records.
+        """
         for number in self._out.keys() - set(partitions):
             del self._out[number]
 
@@ -138,7 +141,7 @@ class Held:
 
 
 class JobStreams:
-    """The streams of one shard."""
+    """The streams of jobs that one shard serves, and the limits on their number."""
 
     def __init__(
         self, services: ShardServices, channels: ChannelLookup, steps: ChannelSteps, jobs: Jobs

@@ -51,7 +51,7 @@ class Release(Protocol):
     """The type of `Driver.release`: let a recovering replica vote for logs that reach a given entry."""
 
     def __call__(self, replica: Replica, *, incarnation: int, last_term: int, last_index: int) -> bool:
-        """Return whether the release took effect."""
+        """Release the replica, as `Driver.release` does; return whether that took effect."""
 
 
 class _Consent(msgspec.Struct, frozen=True, array_like=True):

@@ -26,13 +26,13 @@ class ClusterRoutes:
     def __init__(
         self, services: HostServices, watch: Watch, *, lagging: Callable[[], Awaitable[list[str]]]
     ) -> None:
-        """`lagging` returns a sentence for each replica of this node that may not have caught up."""
+        """Create the handlers; `lagging` returns a sentence for each replica of this node that may lag."""
         self._services = services
         self._lagging = lagging
         self._watch = watch
 
     async def cluster(self, request: Request) -> Response:
-        """Answer GET /v1/cluster.
+        """Answer GET /v1/cluster with the nodes, their shards and URLs.
 
         With `after` in the query, wait up to `wait_ms` for a newer version of the catalog; 304 if there is
         none.
@@ -90,11 +90,11 @@ class ClusterRoutes:
         )
 
     async def nodes(self, request: Request) -> Response:
-        """Answer GET /v1/nodes."""
+        """Answer GET /v1/nodes with all nodes, as every client may see them."""
         return Response.json(Nodes([self._node(name) for name in sorted(self._services.view.nodes())]))
 
     async def node(self, request: Request, node: str) -> Response:
-        """Answer GET /v1/nodes/{node}."""
+        """Answer GET /v1/nodes/{node} with one node, as every client may see it."""
         if node not in self._services.view.nodes():
             raise Problem("no_such_node", f"no node {node!r} in this cluster", field="node", value=node)
         return Response.json(self._node(node))
@@ -149,7 +149,7 @@ class ClusterRoutes:
         )
 
     def version(self, request: Request) -> Response:
-        """Answer GET /v1/version."""
+        """Answer GET /v1/version with the versions of server, API and batch format."""
         return Response.json(documents.Version(__version__, "v1", 1))
 
     def openapi(self, request: Request) -> Response:

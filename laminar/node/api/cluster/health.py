@@ -50,7 +50,7 @@ class Watch:
         self._counted: tuple[object, object, dict[str, int]] = (None, None, {})
 
     def own(self) -> HealthReport:
-        """Return the report of this shard."""
+        """Return the report on the health of this shard's partitions."""
         leaderless, under_replicated, refusing, kept = [], [], [], []
         topics = self._services.view.topics()
         for (topic, number), partition in self._services.partitions.items():
@@ -93,7 +93,7 @@ class Watch:
         return message is not None and bool(message.catalog_leader)
 
     async def on_health(self, peer: Peer, payload: bytes) -> bytes:
-        """Answer a sibling with this shard's report."""
+        """Answer another process of this node with the report of this shard."""
         return msgspec.msgpack.encode(self.own())
 
     async def _all(self) -> list[HealthReport]:
@@ -158,7 +158,10 @@ class Watch:
         return found
 
     def statistics(self) -> dict[str, int]:
-        """Return this shard's numbers for /metrics."""
+        """Return gauges for /metrics.
+
+        Topics with too few replicas, whether the catalog is led, file limit.
+        """
         return {
             "topics_with_fewer_replicas": len(self.fewer_placed()),
             "catalog_is_led": int(self.catalog_is_led()),

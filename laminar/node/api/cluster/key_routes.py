@@ -17,7 +17,7 @@ class KeyRoutes:
         self._topics = topics
 
     async def routes(self, request: Request, topic: str) -> Response:
-        """Answer GET /v1/topics/{topic}/routes."""
+        """Answer GET /v1/topics/{topic}/routes with the present route and its changes."""
         record = self._topics.record(topic)
         return Response.json(
             documents.KeyRoutes(

@@ -274,7 +274,7 @@ class PartitionRoutes:
         )
 
     async def partition(self, request: Request, topic: str, partition: str) -> Response:
-        """Answer GET /v1/topics/{topic}/partitions/{partition}."""
+        """Answer GET /v1/topics/{topic}/partitions/{partition} with its leader, replicas and offsets."""
         self._topics.partition_record(topic, partition)
         states = await self._states.of(topic)
         record = self._topics.partition_record(topic, partition)

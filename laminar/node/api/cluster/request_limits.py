@@ -22,7 +22,7 @@ class RequestLimitsRoute:
         self._max_upload_bytes = max_upload_bytes
 
     def limits(self, request: Request) -> Response:
-        """Answer GET /v1/limits."""
+        """Answer GET /v1/limits with the largest sizes and counts that requests may have."""
         return Response.json(
             documents.RequestLimits(
                 **msgspec.structs.asdict(self._limits),

@@ -151,7 +151,7 @@ class RouteChanges:
         return Response.json(await self._described(record, change))
 
     async def cancel(self, request: Request, topic: str, version: str) -> Response:
-        """Answer DELETE /v1/topics/{topic}/routes/{version}."""
+        """Answer DELETE /v1/topics/{topic}/routes/{version}: cancel the change to this route."""
         await self._placement.newest_view()
         change = _change_to(self._topics.record(topic), int(version))
         if change is None:

@@ -40,7 +40,7 @@ class ClusterSums(msgspec.Struct, frozen=True):
     silent: list[str]
 
     def of(self, topic: str) -> Row:
-        """Return the sums of a topic."""
+        """Return the row of a topic's sums over all its partitions; zeros for an unknown topic."""
         return self.by_topic.get(topic, NO_SUMS)
 
 
@@ -60,7 +60,7 @@ class TopicSumsRoute:
         return await self._cluster.get()
 
     async def on_shard_sums(self, peer: Peer, payload: bytes) -> bytes:
-        """Answer a sibling with the sums of this shard."""
+        """Answer another process of this node with the sums of this shard."""
         return msgspec.msgpack.encode(await self._shard.get())
 
     async def on_node_sums(self, peer: Peer, payload: bytes) -> Sums:

@@ -148,7 +148,7 @@ class TopicRoutes:
         return Response.json(answer, headers=headers)
 
     async def topic(self, request: Request, topic: str) -> Response:
-        """Answer GET /v1/topics/{topic}."""
+        """Answer GET /v1/topics/{topic} with the topic's settings and numbers."""
         record = self._topics.record(topic)
         if names(request.headers.get("if-none-match", ""), record.version):
             return Response(304, [etag(record.version)])

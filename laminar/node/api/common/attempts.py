@@ -61,7 +61,7 @@ def last_problem(unknown: Sequence[Problem], last: Problem) -> Problem:
 
 
 def client_problem(problem: Problem) -> Problem:
-    """Return `problem` as clients get it.
+    """Translate a problem between shards into the one that a client gets; return other problems unchanged.
 
     `not_leader`, which is for shards, becomes `no_leader`. If the outcome is unknown, either becomes
     `outcome_unknown`.

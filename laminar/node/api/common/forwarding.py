@@ -311,7 +311,7 @@ class Exchange:
     """Calls methods of other shards; answers that are problems are raised here."""
 
     def __init__(self, transport: Caller, *, code_version: Callable[[], int] = lambda: 0) -> None:
-        """`code_version` returns the code version that the catalog has enabled, which all nodes support."""
+        """Create the exchange; `code_version` returns the code version that the cluster has enabled."""
         self._transport = transport
         self._code_version = code_version
 

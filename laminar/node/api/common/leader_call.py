@@ -45,7 +45,7 @@ Conclusion = Callable[[Sequence[Problem], Problem], Problem]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """How a request is retried at the leader, and which problem the caller gets if all attempts fail."""
+    """The rules for retrying a request at a leader, and for the problem if all attempts fail."""
 
     attempts_s: float
     """The time in seconds after the first attempt within which another attempt may begin."""
@@ -84,7 +84,7 @@ SINK_STEP = RetryPolicy(
 
 
 def append_policy(*, repeatable: bool, repeats_here: bool) -> RetryPolicy:
-    """Return the retry policy of an append.
+    """Return the rules for retrying an append at the partition's leader.
 
     `repeats_here` requires that an attempt at this shard's own partition does not change the body.
     """
@@ -122,7 +122,7 @@ class LeaderCall:
         return partition if partition is not None and partition.leads else None
 
     def led_here(self, topic: str, number: int) -> Partition:
-        """Return the partition that this shard leads.
+        """Return partition `number` of `topic`, which this shard leads.
 
         Raises:
             Problem: 503 `not_leader` if it leads no such partition.

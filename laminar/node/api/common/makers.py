@@ -1,4 +1,4 @@
-"""Find the limit of the principal that creates something in a partition (a cursor, a group, a sink)."""
+"""The maker of an object in a partition (a cursor, a sink): a principal, and how many it may have."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ MOST_ASKED: Final = 3
 
 
 class NodeCall(Generic[T]):
-    """A question that can be asked of all nodes."""
+    """A question to all nodes of the cluster, this one included: asks each, and gathers the answers."""
 
     def __init__(
         self,
@@ -36,7 +36,10 @@ class NodeCall(Generic[T]):
         payload: bytes = b"",
         wait_s: float = NODE_WAIT_S,
     ) -> None:
-        """`own` returns this node's answer; `method` of other nodes returns theirs, decoded as `kind`."""
+        """Create a question: `own` returns this node's answer; other nodes answer a call of `method`.
+
+        Their answers are decoded as `kind`. `payload` is sent with the call, which may take `wait_s`.
+        """
         self._services = services
         self._exchange = exchange
         self._method = method

@@ -33,7 +33,7 @@ class PassedTurns:
     """Lets forwarded requests and calls wait for a turn of their principal."""
 
     def __init__(self, turns: Callable[[], Turns], *, in_progress: Callable[[], int]) -> None:
-        """`in_progress` returns the number of calls of other processes under way here, of all principals."""
+        """Create it; `in_progress` returns how many calls of other processes are under way here."""
         self._turns = turns
         self._in_progress = in_progress
 

@@ -57,7 +57,7 @@ class ShardServices(Protocol):
 
     @property
     def clock(self) -> Clock:
-        """The clocks of the process."""
+        """The clocks of the process: a monotonic one and the wall clock."""
 
     @property
     def rng(self) -> random.Random:
@@ -88,11 +88,14 @@ class ShardServices(Protocol):
         raise NotImplementedError
 
     async def refresh_view(self) -> None:
-        """Wait until the view is as new as the catalog was at the call. Raises `Problem`."""
+        """Wait until this shard's copy of the catalog is as new as the catalog at the call.
+
+        Raises `Problem`.
+        """
         raise NotImplementedError
 
     async def view_change(self, timeout_s: float) -> bool:
-        """Wait for the next view; return whether one came in time."""
+        """Wait for the controller's next copy of the catalog (view); return whether one came in time."""
         raise NotImplementedError
 
     def watched(self, keep: Callable[[Partition], bool]) -> Callable[[], list[Partition]]:
@@ -115,7 +118,7 @@ class ShardServices(Protocol):
         """The limits of work on large data, shared fairly among clients."""
 
     def off_loop(self, job: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
-        """Run `job` in the thread for large bodies."""
+        """Run `job(*arguments)` in the thread for large bodies; return a future of its result."""
         raise NotImplementedError
 
 
@@ -136,7 +139,7 @@ class HostServices(ShardServices, Protocol):
 
     @property
     def transport(self) -> Transport:
-        """Calls to other processes."""
+        """The transport by which this shard calls other processes of the cluster."""
 
     @property
     def turns(self) -> Turns:
@@ -148,7 +151,7 @@ class HostServices(ShardServices, Protocol):
 
     @property
     def board(self) -> StatusBoard:
-        """The supervisor's view of the node's processes."""
+        """The states of the node's processes, as the supervisor has written them."""
 
     @property
     def datagram_socket(self) -> socket.socket | None:
@@ -182,7 +185,7 @@ class HostServices(ShardServices, Protocol):
         raise NotImplementedError
 
     def failed_logs(self) -> set[int]:
-        """Return the ids of logs that take no more entries."""
+        """Return the ids of logs that have failed, and so take no more entries until a restart."""
         raise NotImplementedError
 
     def histograms(self) -> dict[str, tuple[list[int], float]]:
@@ -200,7 +203,7 @@ class MakeTopic(Protocol):
     async def __call__(
         self, topic: str, *, partitions: int, settings: Mapping[str, int | str] | None = None
     ) -> None:
-        """Create `topic`. Raises `Problem`."""
+        """Create the internal topic `topic` unless it exists. Raises `Problem` if that fails."""
 
 
 async def check_enabled(services: ShardServices, version: int, what: str) -> None:

@@ -36,7 +36,7 @@ class Kept(Generic[T]):
         keep_s: float = FRESHEST_S,
         at_most_s: float = 60.0,
     ) -> None:
-        """`ask` computes a result. A result is valid only while `version` returns the same number."""
+        """Create a cache of results of `ask`, each valid only while `version` returns the same number."""
         self._ask = ask
         self._clock = clock
         self._keep_s = keep_s

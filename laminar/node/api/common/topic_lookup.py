@@ -47,7 +47,7 @@ class TopicLookup:
         self._facts_of: ViewMessage | None = None
 
     def record(self, topic: str) -> TopicRecord:
-        """Return the topic's record.
+        """Return the catalog's record of a topic, from this shard's view.
 
         Raises:
             Problem: 404 `no_such_topic`; 503 `not_ready` while the view may be too old to know that.
@@ -114,7 +114,7 @@ class TopicLookup:
             )
 
     def partition_record(self, topic: str, number: str) -> PartitionRecord:
-        """Return the partition's record.
+        """Return the catalog's record of a partition, from this shard's view.
 
         Raises:
             Problem: 404 `no_such_topic` or `no_such_partition`; 503 `not_ready` while the view may be too old

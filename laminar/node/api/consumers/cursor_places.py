@@ -66,7 +66,7 @@ class Taken(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CursorPlaces:
-    """Begins and rewinds cursors."""
+    """Sets a cursor in all partitions of a topic: where it has no position yet, or everywhere by a rewind."""
 
     def __init__(
         self,

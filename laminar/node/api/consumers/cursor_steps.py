@@ -115,7 +115,7 @@ class CursorSteps:
                 raise
 
     async def drains(self, topic: str, number: int) -> tuple[list[str], dict[str, int]]:
-        """Return the names of cursors that are drained in a partition, and the others' positions by name.
+        """Return the names of cursors at the end of a sealed partition, and the others' positions by name.
 
         A cursor that exists only in an ancestor of the partition is not drained here, and has position 0.
         """
@@ -233,7 +233,10 @@ class CursorSteps:
 
 
 def state_of(partition: Partition, name: str, cursor: Cursor) -> CursorState:
-    """Return the state of a partition's cursor."""
+    """Return the state of a cursor in a partition, for an answer.
+
+    Position, owner, and the partition's bounds.
+    """
     return CursorState(
         name,
         partition.number,

@@ -44,7 +44,7 @@ class CursorRoutes:
     # -- routes --------------------------------------------------------------------------
 
     async def cursors(self, request: Request, topic: str) -> Response:
-        """Answer GET /v1/topics/{topic}/cursors."""
+        """Answer GET /v1/topics/{topic}/cursors with a page of the topic's cursors."""
         prefix = request.query.get("prefix", "")
         limit = integer(request, "limit", 100, minimum=1, maximum=MAX_PAGE)
         after = request.query.get("after", "")
@@ -63,7 +63,7 @@ class CursorRoutes:
         return Response.json(answer, headers=headers)
 
     async def cursor(self, request: Request, topic: str, cursor: str) -> Response:
-        """Answer GET /v1/topics/{topic}/cursors/{cursor}."""
+        """Answer GET /v1/topics/{topic}/cursors/{cursor} with positions, lags and owners."""
         states, bounds = await self._steps.everywhere(topic, cursor)
         if not states:
             raise Problem(
@@ -122,7 +122,7 @@ class CursorRoutes:
         return states + await self._steps.all(list(steps.values()), states)
 
     async def delete(self, request: Request, topic: str, cursor: str) -> Response:
-        """Answer DELETE /v1/topics/{topic}/cursors/{cursor}."""
+        """Answer DELETE /v1/topics/{topic}/cursors/{cursor}: delete it in all partitions."""
         record = self._topics.record(topic)
         # A partition without the cursor, after one that has it, would count as a new one.
         for numbers in reversed(lineage.generations(record)):
@@ -235,7 +235,7 @@ def cursor_document(
 
 
 def waits_for(topic: TopicRecord, number: int, states: Iterable[CursorState]) -> dict[str, int]:
-    """Return the ancestors of a partition in which a cursor is not drained, with their end offsets.
+    """Return the ancestors of a partition whose ends a cursor has not reached, with their end offsets.
 
     Seals in the catalog are final, so the result is as current as `states`.
     """

@@ -52,7 +52,7 @@ GATE = RetryPolicy(
 
 
 class DrainQuestion(msgspec.Struct, frozen=True, array_like=True):
-    """The question to a partition's leader whether a cursor is drained there."""
+    """The question to a partition's leader whether a cursor has drained it (is at its final end)."""
 
     topic: str
     partition: int
@@ -73,16 +73,16 @@ class DrainAnswer(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Gates:
-    """The gates of all partitions that this shard leads."""
+    """Checks that a cursor has finished a partition's ancestors before a consumer may own it there."""
 
     def __init__(self, services: ShardServices, leaders: LeaderCall) -> None:
         self._services = services
         self._leaders = leaders
 
     async def has(self, partition: Partition) -> bool:
-        """Return whether a claim in this partition must pass a gate (it has ancestors).
+        """Return whether this partition has ancestors, so that a consumer that claims it must be checked.
 
-        May refresh the view.
+        May refresh the view (this shard's copy of the catalog).
         """
         return bool(self._ancestors(partition.number, await self._record(partition)))
 
@@ -96,7 +96,9 @@ class Gates:
         return self._ancestors(partition.number, await self._opened(partition))
 
     async def check(self, partition: Partition, name: str) -> None:
-        """Check that the cursor is drained in all ancestors of this partition. Call it only after the claim.
+        """Check that the cursor has reached the ends of all ancestors of this partition.
+
+        Call it only after the claim (the entry that makes the consumer the cursor's owner) is committed.
 
         Raises:
             Problem: 409 `not_drained` with the ends of the ancestors where it is not; 503 `changing` when
@@ -196,7 +198,7 @@ class Gates:
         )
 
     async def on_drained(self, peer: Peer, payload: bytes) -> DrainAnswer:
-        """Answer another shard whether a cursor is drained in a partition that this shard leads."""
+        """Answer another shard whether a cursor is at the end of a sealed partition that this shard leads."""
         question = msgspec.msgpack.decode(payload, type=DrainQuestion)
         return await self._answer(self._leaders.led_here(question.topic, question.partition), question)
 

@@ -77,7 +77,7 @@ class GroupRoutes:
     # -- routes --------------------------------------------------------------------------
 
     async def group(self, request: Request, topic: str, group: str) -> Response:
-        """Answer GET /v1/topics/{topic}/groups/{group}."""
+        """Answer GET /v1/topics/{topic}/groups/{group} with the group's live members and cursors."""
         state, _ = await self._at_leader(topic, lambda: self._step(topic, "describe", group))
         found, bounds = await self._cursors.named(
             topic, lambda name: name == group or name.startswith(f"{group}.")
@@ -130,7 +130,7 @@ class GroupRoutes:
         )
 
     async def leave(self, request: Request, topic: str, group: str, member: str) -> Response:
-        """Answer DELETE /v1/topics/{topic}/groups/{group}/members/{member}."""
+        """Answer DELETE /v1/topics/{topic}/groups/{group}/members/{member}: end its membership."""
         await self._at_leader(topic, lambda: self._step(topic, "leave", group, member))
         return Response(204)
 

@@ -157,7 +157,7 @@ class Reclaims:
     # -- on request ----------------------------------------------------------------------------
 
     async def delete(self, request: Request, topic: str, partition: str) -> Response:
-        """Answer DELETE /v1/topics/{topic}/partitions/{partition}."""
+        """Answer DELETE /v1/topics/{topic}/partitions/{partition}: reclaim a partition that has ended."""
         record = self._topics.record(topic)
         number = int(partition) if partition.isascii() and partition.isdigit() else -1
         seal = lineage.seal_of(record, number)

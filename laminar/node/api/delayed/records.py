@@ -47,7 +47,7 @@ class DelayedRoutes:
     # -- one record ----------------------------------------------------------------------
 
     async def describe(self, request: Request, topic: str, delayed: str) -> Response:
-        """Answer GET /v1/topics/{topic}/delayed/{delayed}."""
+        """Answer GET /v1/topics/{topic}/delayed/{delayed} with the state of a delayed record."""
         record, found = self._topics.record(topic), _id(delayed)
         answer = await self._ask(record, found, None)
         state = _known(found, answer, topic)
@@ -57,7 +57,7 @@ class DelayedRoutes:
         return Response.json(described)
 
     async def cancel(self, request: Request, topic: str, delayed: str) -> Response:
-        """Answer DELETE /v1/topics/{topic}/delayed/{delayed}."""
+        """Answer DELETE /v1/topics/{topic}/delayed/{delayed}: cancel a delayed record."""
         record, found = self._topics.record(topic), _id(delayed)
         answer = await self._ask(record, found, CANCELLED)
         if answer.state != State.PENDING.value:
@@ -65,7 +65,7 @@ class DelayedRoutes:
         return Response.json(documents.DelayedState(str(found), State.CANCELLED.value))
 
     async def change(self, request: Request, topic: str, delayed: str) -> Response:
-        """Answer PATCH /v1/topics/{topic}/delayed/{delayed}."""
+        """Answer PATCH /v1/topics/{topic}/delayed/{delayed}: change its delivery time."""
         asked = json_body(request, documents.DelayedChange)
         record, found = self._topics.record(topic), _id(delayed)
         if asked.deliver_at == "now":
@@ -121,7 +121,7 @@ class DelayedRoutes:
     # -- lists ---------------------------------------------------------------------------
 
     async def listing(self, request: Request, topic: str) -> Response:
-        """Answer GET /v1/topics/{topic}/delayed."""
+        """Answer GET /v1/topics/{topic}/delayed with a page of pending records, or counts of them."""
         record, query = self._topics.record(topic), request.query
         limit = integer(request, "limit", 100, minimum=1, maximum=MAX_PAGE)
         bucket_ms = 0

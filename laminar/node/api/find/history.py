@@ -50,7 +50,7 @@ class HistoryRoutes:
         self._pace = pace
 
     async def history(self, request: Request, topic: str, partition: str, offset: str) -> Response:
-        """Answer GET /v1/topics/{topic}/partitions/{partition}/records/{offset}/history."""
+        """Answer GET .../partitions/{partition}/records/{offset}/history with a record's events."""
         if not DIGITS.match(offset) or int(offset) >= OFFSET_LIMIT:
             raise Problem(
                 "invalid", "an offset must be a number", field="offset", value=offset, limit=OFFSET_LIMIT

@@ -61,7 +61,7 @@ def next_number(topic: TopicRecord) -> int:
 
 
 def parse(text: str, query: bytes) -> Places:
-    """Decode a token.
+    """Decode the token with which a client continues a search; return the places that it holds.
 
     Raises:
         Problem: 422 `invalid` if it is no token, or that of another search.

@@ -34,7 +34,7 @@ class SearchRoutes:
         self._steps = steps
 
     async def search(self, request: Request, topic: str) -> Response:
-        """Answer POST /v1/topics/{topic}/search."""
+        """Answer POST /v1/topics/{topic}/search with the records that one step of the search found."""
         asked = json_body(request, documents.Search)
         record = self._topics.record(topic)
         where = where_of(asked.where)

@@ -44,7 +44,7 @@ _LONG_PAUSE_S: Final = 0.25
 
 
 class Rest(msgspec.Struct):
-    """The parts of the answer other than the records found, as in `documents.Found`."""
+    """What a step's answer has besides records: amounts searched and left, gaps, and the next token."""
 
     searched: documents.Searched
     left: documents.Left
@@ -53,7 +53,7 @@ class Rest(msgspec.Struct):
 
 
 class Step:
-    """One step of a search."""
+    """One step of a search: asks partitions for a limited time, and collects records for one answer."""
 
     def __init__(
         self,

@@ -51,7 +51,10 @@ class CurrentReplicas:
         return await self._of_node(payload.decode())
 
     async def on_shard_behind(self, peer: Peer, payload: bytes) -> bytes:
-        """Answer a sibling with the number for partitions that this shard leads, as text."""
+        """Answer another process of this node with how many replicas of a node lag in groups led here.
+
+        `payload` is the node's name; the number is answered as text.
+        """
         return str(await self._of_shard(payload.decode())).encode()
 
     async def _of_node(self, node: str) -> int:

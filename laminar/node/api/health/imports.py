@@ -25,7 +25,7 @@ class SeenImports:
     """The times of the last requests of imports at this shard."""
 
     def __init__(self, view: View, now_ms: Callable[[], int]) -> None:
-        """`now_ms` returns the time of the monotonic clock."""
+        """Begin without times; `now_ms` returns the time of the monotonic clock in ms."""
         self._view = view
         self._now_ms = now_ms
         # By topic. Only topics under import are added, and `ages_ms` removes those that are open.

@@ -25,7 +25,7 @@ MOST_LEADERLESS: Final = 1_000
 
 
 class Found(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A problem that was found.
+    """A problem of the cluster's health that a check has found.
 
     With a `topic`, only a principal that may describe this topic sees it; with an empty one all do.
     """
@@ -122,7 +122,7 @@ def remedies(found: Found) -> list[Remedy]:
 
 
 def document(found: Found) -> HealthProblem:
-    """Return the JSON document of a problem."""
+    """Return the JSON document, for GET /v1/health, of a problem that was found."""
     return HealthProblem(
         code=found.code,
         severity="critical" if found.is_critical else "warning",
@@ -137,7 +137,7 @@ class Since:
     """Remembers when each problem was first seen, for as long as it is found again."""
 
     def __init__(self, now_ms: Callable[[], int]) -> None:
-        """`now_ms` returns the time of the wall clock."""
+        """Begin without problems; `now_ms` returns the wall-clock time in ms since the epoch."""
         self._now_ms = now_ms
         self._first: dict[tuple[str, str], int] = {}
 

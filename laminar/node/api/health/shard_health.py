@@ -53,7 +53,7 @@ class ShardReport(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ShardHealth:
-    """Checks the health of one shard's replicas."""
+    """Finds the problems of one shard's replicas, and reports them for GET /v1/health."""
 
     def __init__(self, services: HostServices, watch: Watch) -> None:
         self._services = services
@@ -74,7 +74,7 @@ class ShardHealth:
         return await self._report.get()
 
     async def on_shard_health(self, peer: Peer, payload: bytes) -> bytes:
-        """Answer a sibling with this shard's report."""
+        """Answer another process of this node with this shard's report."""
         return msgspec.msgpack.encode(await self.report())
 
     async def _look(self) -> ShardReport:
@@ -245,6 +245,6 @@ class ShardHealth:
 
 
 def added(counts: Counter[str], more: dict[str, int]) -> None:
-    """Add `more` to counts by code."""
+    """Add the numbers in `more` to `counts`; both are counts of problems by code."""
     for code, number in more.items():
         counts[code] += number

@@ -49,11 +49,11 @@ class MetricsRoute:
         return [line for line in (await self._plain.get()).decode().splitlines() if line[:1] != "#"]
 
     async def on_stats(self, peer: Peer, payload: bytes) -> bytes:
-        """Answer a sibling with this shard's numbers."""
+        """Answer another process of this node with this shard's values of metrics."""
         return msgspec.msgpack.encode(await self._own.get())
 
     async def on_partition_stats(self, peer: Peer, payload: bytes) -> bytes:
-        """Answer a sibling with the numbers of this shard's replicas of a topic."""
+        """Answer another process of this node with the numbers of this shard's replicas of a topic."""
         return msgspec.msgpack.encode(await self._numbers.of_partitions(payload.decode()))
 
     async def metrics(self, request: Request) -> Response:

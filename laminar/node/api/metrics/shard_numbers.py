@@ -113,7 +113,7 @@ def label_of(role: Role) -> str:
 
 
 class ShardNumbers:
-    """Computes the numbers of one shard."""
+    """Computes the values of one shard's metrics, which `/metrics` of its node adds up."""
 
     def __init__(
         self,
@@ -125,7 +125,11 @@ class ShardNumbers:
         refused: Callable[[], Mapping[str, int]],
         requests: Callable[[], list[tuple[str, int, list[int], float]]],
     ) -> None:
-        """`parts` return further statistics, `refused` refusals by principal, `requests` durations."""
+        """Create it.
+
+        `parts` return further statistics by part, `refused` the refusals by principal, `requests` the
+        durations of requests.
+        """
         self._services = services
         self._watch = watch
         self._topics = topics

@@ -105,7 +105,7 @@ class AppendRoutes:
         return self._services.partitions.get((topic, int(partition)))
 
     def partition(self, request: Request, topic: str, partition: str) -> Response | Awaitable[Response]:
-        """Answer POST /v1/topics/{topic}/partitions/{partition}/records."""
+        """Answer POST /v1/topics/{topic}/partitions/{partition}/records with the receipt of the append."""
         replica = self.replica(topic, partition)
         if replica is not None and replica.context.leads:
             return self._here(request, replica)

@@ -34,7 +34,7 @@ class Proofs:
     """The datagram codecs of one shard: one for each credential's key, or without tokens the cluster's."""
 
     def __init__(self, services: ShardServices, meter_of: Callable[[str], Meter] | None) -> None:
-        """`meter_of` returns the meter in which a principal's questions are counted; None to count none."""
+        """Create the codecs; `meter_of` returns the meter of a principal's requests, None to count none."""
         self._services = services
         self._meter_of = meter_of
         self._secrets: tuple[Keys, ...] | None = None

@@ -37,7 +37,10 @@ class DeleteRecordsRoute:
         self._fetch = fetch
 
     async def records(self, request: Request, topic: str, partition: str) -> Response:
-        """Answer DELETE /v1/topics/{topic}/partitions/{partition}/records?before=n&dry_run=true."""
+        """Answer DELETE .../partitions/{partition}/records?before=n: trim the records before an offset.
+
+        With `dry_run=true` only report what would be trimmed.
+        """
         if "before" not in request.query:
             raise Problem(
                 "invalid",

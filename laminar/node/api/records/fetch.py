@@ -199,7 +199,7 @@ class FetchRoutes:
     # -- records --------------------------------------------------------------------------
 
     async def records(self, request: Request, topic: str, partition: str) -> Response:
-        """Answer GET /v1/topics/{topic}/partitions/{partition}/records."""
+        """Answer GET /v1/topics/{topic}/partitions/{partition}/records with records from an offset on."""
         query = request.query
         read = query.get("read", "replica")
         if read not in ("replica", "leader"):

@@ -30,7 +30,10 @@ class NewIds:
         self._rates: WeakKeyDictionary[Partition, dict[str, Rate]] = WeakKeyDictionary()
 
     def count_batch(self, partition: Partition, header: Header, principal: str) -> None:
-        """Count the producer or key of a batch if it is new. Raises as `count`."""
+        """Count the producer or idempotency key of a batch if it is new here.
+
+        Raises 429 `quota` if the principal may use no further one now, as `count` does.
+        """
         if header.producer_id != NO_PRODUCER:
             keyed = bool(header.flags & Flag.KEYED)
             self.count(partition, header.producer_id, principal, keyed=keyed)

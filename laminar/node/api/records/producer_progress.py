@@ -31,13 +31,13 @@ class ProducerProgressRoutes:
     """The handlers that describe and fence a producer."""
 
     def __init__(self, services: ShardServices, fetch: FetchRoutes, new_ids: NewIds) -> None:
-        """`new_ids` counts producers that are new to a partition when they are fenced."""
+        """Create the handlers; `new_ids` counts producers that are new to a partition when fenced."""
         self._fetch = fetch
         self._new_ids = new_ids
         self._head = AnswerHead(services, fetch.topics)
 
     async def describe(self, request: Request, topic: str, partition: str, producer: str) -> Response:
-        """Answer GET /v1/topics/{topic}/partitions/{partition}/producers/{producer}."""
+        """Answer GET .../partitions/{partition}/producers/{producer} with the producer's progress there."""
         producer_id = _id(producer)
         epoch = integer(request, "epoch", 0, maximum=MAX_EPOCH)
         sequence = integer(request, "sequence", 0, maximum=MAX_NUMBER)
@@ -55,7 +55,7 @@ class ProducerProgressRoutes:
         return self._answer(led, producer, progress)
 
     async def fence(self, request: Request, topic: str, partition: str, producer: str) -> Response:
-        """Answer PUT /v1/topics/{topic}/partitions/{partition}/producers/{producer}?epoch=n."""
+        """Answer PUT .../partitions/{partition}/producers/{producer}?epoch=n: refuse older epochs."""
         producer_id = _id(producer)
         if "epoch" not in request.query:
             raise Problem("invalid", "the query parameter `epoch` is required", field="epoch")

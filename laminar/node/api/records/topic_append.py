@@ -201,7 +201,10 @@ class TopicAppends:
         parse: Callable[[Request], Append],
         new_ids: NewIds | None = None,
     ) -> None:
-        """`parse` decodes a body; `new_ids`, shared with the other append routes, counts new keys."""
+        """Create the handler: `parse` decodes a body.
+
+        `new_ids`, shared with other routes, counts new keys.
+        """
         self._new_ids = new_ids or NewIds(services)
         self._services = services
         self._exchange = exchange

@@ -48,7 +48,7 @@ class TraceRoute:
         self._search = search
 
     async def trace(self, request: Request) -> Response:
-        """Answer GET /v1/trace."""
+        """Answer GET /v1/trace with one step of a search for trace events."""
         query = request.query
         limit = integer(request, "limit", 100, minimum=1, maximum=MAX_FOUND)
         given = [name for name in _BY if name in query]

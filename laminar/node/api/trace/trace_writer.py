@@ -50,7 +50,7 @@ AppendAll = Callable[[Append], Awaitable[None]]
 
 
 class TraceWriter:
-    """Writes the events that wait in a ring, each half second."""
+    """Writes the trace events that wait in a shard's `TraceRing` to `_trace`, each half second."""
 
     def __init__(
         self, services: ShardServices, ring: TraceRing, append: AppendAll, make_topic: MakeTopic

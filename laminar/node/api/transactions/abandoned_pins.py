@@ -41,10 +41,10 @@ class Coordinators(Protocol):
     """Access to the coordinators of sinks. Each method raises `Problem` if one cannot be asked."""
 
     async def status(self, sink: bytes, /) -> Sink:
-        """Return the sink; see `Coordinator.status`."""
+        """Return the committed state of a sink, confirmed by a majority."""
 
     async def fence(self, sink: bytes, epoch: int, number: int, /) -> Sink:
-        """Make it impossible that a batch is decided under an epoch; see `Coordinator.fence`."""
+        """Make it impossible that batch `number` of a sink is decided under `epoch`; return the sink."""
 
 
 class _Watched:
@@ -61,7 +61,7 @@ class _Watched:
 
 
 class AbandonedPins:
-    """Ends the pins of abandoned batches in the partitions that this shard leads."""
+    """Ends the pins (reserved jobs) of abandoned batches in the partitions that this shard leads."""
 
     def __init__(self, services: ShardServices, deliveries: Deliveries, coordinators: Coordinators) -> None:
         self._services = services

@@ -53,13 +53,13 @@ class Coordinators(Protocol):
     """
 
     async def status(self, sink: bytes, /) -> Sink:
-        """Return the sink; see `Coordinator.status`."""
+        """Return the committed state of a sink, confirmed by a majority."""
 
     async def end(self, sink: bytes, epoch: int, /) -> Sink:
-        """End an epoch of the sink; see `Coordinator.end`."""
+        """Make it impossible that a single-use sink's batch is decided under `epoch`; return the sink."""
 
     async def over(self, sinks: Sequence[bytes], /) -> list[bytes]:
-        """Return those of the sinks that have no batch under way; see `Coordinator.over`.
+        """Return those of the sinks that have no open decision (decided, and not published everywhere).
 
         Sinks whose coordinators do not answer are left out.
         """

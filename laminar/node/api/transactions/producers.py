@@ -31,7 +31,7 @@ class ProducerRoutes:
         self._sinks = sinks
 
     async def begin(self, request: Request) -> Response:
-        """Answer POST /v1/producers."""
+        """Answer POST /v1/producers with a producer's id, and the epoch that begins now."""
         name = json_body(request, documents.NewProducer).name
         producer, epoch = os.urandom(16), 0
         if name is not None:

@@ -105,7 +105,7 @@ class SinkRoutes:
         return Response.json(_described(sink, answer.sink))
 
     async def describe(self, request: Request, sink: str) -> Response:
-        """Answer GET /v1/sinks/{sink}."""
+        """Answer GET /v1/sinks/{sink} with the sink's epoch and last committed batch."""
         await self._refresh_for({TOPIC})
         known = TOPIC in self._services.view.topics()
         answer = await self._steps.ask_coordinator("status", id_of(sink)) if known else SinkAnswer(Sink(""))
@@ -262,7 +262,7 @@ class SinkRoutes:
             ) from problem
 
     async def commit(self, request: Request, sink: str, number: str) -> Response:
-        """Answer PUT /v1/sinks/{sink}/batches/{number}."""
+        """Answer PUT /v1/sinks/{sink}/batches/{number}: commit a batch over all its partitions."""
         body = json_body(request, documents.Commit)
         parts = body.parts
         principal = principal_of(request)

@@ -116,7 +116,9 @@ class Copied(msgspec.Struct, frozen=True, array_like=True, tag=10):
 
 
 class Deleted(msgspec.Struct, frozen=True, array_like=True, tag=14):
-    """Change: forget open records before offset `before` that have copies, as an operator deletes them.
+    """Change: an operator deletes the records before offset `before`; forget the open ones that have copies.
+
+    Open records are those that some channel is not done with.
 
     `channel` is 0, because it applies to all channels. Open records without copies are forgotten by the
     `log_start` entry that follows.

@@ -66,7 +66,7 @@ NO_KEY: Final = 0
 
 
 class Why(IntEnum):
-    """Why a record is aside."""
+    """The reason why a record is aside (not out, and not done)."""
 
     RETRY = 0
     """A delivery of it has ended without success; it is given out again at its due time."""
@@ -125,7 +125,7 @@ class Started(NamedTuple):
 
 
 class StoredChannel(msgspec.Struct, frozen=True, array_like=True):
-    """One channel in a stored table.
+    """One channel in the form stored in snapshots and `log_start` entries.
 
     `out`, `aside` and `copies` are flat lists with five, seven and five values per record: its offset and the
     fields of `Out`, `Aside` or `Copy`. `copies` are those of records that are open in this channel, which may
@@ -224,7 +224,7 @@ class Channel:
         return offset in self.out or offset in self.aside
 
     def stored(self, copies: Mapping[int, Copy]) -> StoredChannel:
-        """Return the channel as a value to be stored, with those of `copies` that are of its open records."""
+        """Return the channel as snapshots have it, with the copies of its open records from `copies`."""
         out: list[int] = []
         for offset, each in sorted(self.out.items()):
             out += (offset, each.delivery, each.attempt, each.timeout_ms, each.key)
@@ -540,7 +540,7 @@ class Channels:
                 self._remove(channel.pins, offsets)
 
     def pinned(self, batch: BatchKey) -> dict[int, list[int]]:
-        """Return by channel id the offsets, ascending, of the records that a batch has pinned until now."""
+        """Return by channel id the offsets, ascending, of the records that are pinned for a batch now."""
         held = self.pins.get(batch)
         found: dict[int, list[int]] = {}
         for channel_id, runs in () if held is None else held.parts:
@@ -577,11 +577,11 @@ class Channels:
     # -- stored ----------------------------------------------------------------------------
 
     def stored(self) -> list[StoredChannel]:
-        """Return all channels as of the log's end, by id."""
+        """Return all channels as of the log's end, by id, as values for snapshots and `log_start` entries."""
         return [channel.stored(self.copies) for _, channel in sorted(self.by_id.items())]
 
     def stored_pins(self) -> list[StoredPins]:
-        """Return the pins of all batches as of the log's end, by batch."""
+        """Return the pins (records reserved for transactions) as of the log's end, by batch."""
         return [
             StoredPins(
                 batch,
@@ -611,7 +611,7 @@ class Channels:
         return found
 
     def restore(self, stored: Iterable[StoredChannel], pins: Iterable[StoredPins] = ()) -> None:
-        """Replace the table by a stored one; no change before this can be rolled back."""
+        """Replace the table by one from a snapshot; no change before this can be rolled back."""
         self._log.clear()
         self.by_id, self.copies = {}, {}
         self.pins = {}

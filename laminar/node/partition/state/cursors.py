@@ -44,7 +44,7 @@ class Cursor(msgspec.Struct, frozen=True):
 
 
 class CursorEntry(msgspec.Struct, frozen=True, array_like=True):
-    """One cursor in a stored table."""
+    """One cursor in the form stored in snapshots and `log_start` entries."""
 
     name: str
     position: int
@@ -119,7 +119,7 @@ class Cursors:
             self._undo.popleft()
 
     def stored(self) -> list[CursorEntry]:
-        """Return all cursors as of the log's end."""
+        """Return all cursors as of the log's end, in the form stored in snapshots and `log_start` entries."""
         return [
             CursorEntry(name, cursor.position, cursor.changed_ms, cursor.owner, cursor.made_by)
             for name, cursor in self._cursors.items()
@@ -134,7 +134,7 @@ class Cursors:
         return copy.stored()
 
     def restore(self, entries: Iterable[CursorEntry]) -> None:
-        """Replace the table by a stored one; no change before this can be rolled back."""
+        """Replace the table by one from a snapshot; no change before this can be rolled back."""
         self._undo.clear()
         self._cursors = {
             entry.name: Cursor(entry.position, entry.changed_ms, entry.owner, entry.made_by)

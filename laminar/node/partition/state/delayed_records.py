@@ -161,7 +161,9 @@ class Moved(NamedTuple):
 
 
 class StoredDelayedBatch(msgspec.Struct, frozen=True, array_like=True):
-    """One batch in a stored table; the other fields are those of `DelayedBatch`.
+    """One batch of delayed records in the form stored in snapshots and `log_start` entries.
+
+    Its other fields are those of `DelayedBatch`.
 
     `numbers` is empty if the records' numbers are consecutive from `first` on.
     """
@@ -177,7 +179,7 @@ class StoredDelayedBatch(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StoredDelayed(msgspec.Struct, frozen=True, array_like=True):
-    """The whole table as it is stored; its fields are those of `DelayedRecords`.
+    """The whole table, as snapshots and `log_start` entries have it; fields as in `DelayedRecords`.
 
     `moved` has four values per record (number, time, entry, row), `cancelled` two (number, time).
     """
@@ -248,7 +250,7 @@ class DelayedBatch:
                 return row
 
     def stored(self) -> StoredDelayedBatch:
-        """Return the batch as a value to be stored."""
+        """Return the batch in the form in which snapshots and `log_start` entries have it."""
         first, numbers = 0, list(self.numbers)
         if isinstance(self.numbers, range):
             first, numbers = self.numbers.start, []
@@ -496,7 +498,10 @@ class DelayedRecords:
     # -- stored ----------------------------------------------------------------------------
 
     def stored(self) -> StoredDelayed:
-        """Return the whole table as of the log's end, sorted, so that equal logs give equal results."""
+        """Return the whole table as of the log's end, as a value for snapshots.
+
+        It is sorted, so that equal logs give equal results.
+        """
         return StoredDelayed(
             self.next_count,
             [batch.stored() for _, batch in sorted(self.batches.items())],
@@ -521,7 +526,7 @@ class DelayedRecords:
         return found
 
     def restore(self, stored: StoredDelayed) -> None:
-        """Replace the table by a stored one; no change before this can be rolled back."""
+        """Replace the table by one from a snapshot; no change before this can be rolled back."""
         self._log.clear()
         self.next_count, self.forgotten_ms = stored.next_count, stored.forgotten_ms
         self.batches = {each.index: _restored(each) for each in stored.batches}

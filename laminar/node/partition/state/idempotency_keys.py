@@ -130,7 +130,7 @@ class IdempotencyKeys:
             undo.popleft()
 
     def stored(self) -> list[KeyEntry]:
-        """Return the whole table as of the log's end, oldest first."""
+        """Return all keys as of the log's end, oldest first, as values for snapshots."""
         return list(self.by_key.values())
 
     def stored_at(self, index: int) -> list[KeyEntry]:
@@ -142,6 +142,6 @@ class IdempotencyKeys:
         return copy.stored()
 
     def restore(self, entries: Iterable[KeyEntry]) -> None:
-        """Replace the table by a stored one; no change before this can be rolled back."""
+        """Replace the table by one from a snapshot; no change before this can be rolled back."""
         self._undo.clear()
         self.by_key = {entry.key_id: entry for entry in entries}

@@ -73,7 +73,7 @@ class KeptLog(NamedTuple):
 def open_keeper(
     table: Channels, channel: Channel, *, start_offset: int, entry: int, end_offset: int
 ) -> Keeper | None:
-    """Return a keeper for the first record, out or aside in a channel, that keeps the log from being trimmed.
+    """Return the first record of a channel, out or aside, because of which the log cannot be trimmed.
 
     The log begins at `start_offset` now; after a trim up to entry `entry` it would begin at `end_offset`. A
     record with a copy after that entry keeps nothing. Return None if there is no such record.

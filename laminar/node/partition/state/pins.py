@@ -39,7 +39,7 @@ class PartAcks(NamedTuple):
 
 
 class Pinned(msgspec.Struct, frozen=True, array_like=True, tag=11):
-    """Change: pin records of one channel that are out, for a batch of a sink.
+    """Change: pin (reserve) records of one channel that are out (given out), for a batch of a sink.
 
     `runs` are their offsets, encoded by `spaced_runs`. All pins of a batch in a partition are in one entry.
     """
@@ -52,7 +52,7 @@ class Pinned(msgspec.Struct, frozen=True, array_like=True, tag=11):
 
 
 class PinsEnded(msgspec.Struct, frozen=True, array_like=True, tag=12):
-    """Change: end all pins of a batch here.
+    """Change: end all pins (reservations of records) of a batch in this partition.
 
     With `done` their records are acknowledged, otherwise they are out as before.
     """
@@ -75,7 +75,10 @@ class PinnedBatch(NamedTuple):
 
 
 class StoredPins(msgspec.Struct, frozen=True, array_like=True):
-    """The pins of one batch in a stored table; `parts` has only the records that are still pinned."""
+    """The pins of one batch in the form stored in snapshots and `log_start` entries.
+
+    `parts` has only the records that are still pinned.
+    """
 
     batch: BatchKey
     entry: int

@@ -91,7 +91,7 @@ class _Producer:
 
 
 class ProducerEntry(msgspec.Struct, frozen=True, array_like=True):
-    """One producer in a stored table.
+    """One producer in the form stored in snapshots and `log_start` entries.
 
     `batches` holds (index, offset, count, sequence) of each remembered batch, oldest first; for delayed
     records there is a fifth value, `Place.delayed`.
@@ -247,7 +247,7 @@ class Producers:
         return [(key, state.epoch, state.next_sequence) for key, state in self._producers.items()]
 
     def stored(self) -> list[ProducerEntry]:
-        """Return the whole table as of the log's end, in order of last use."""
+        """Return all producers as of the log's end, in order of last use, as values for snapshots."""
         return [
             ProducerEntry(
                 producer_id,
@@ -274,7 +274,7 @@ class Producers:
         return copy.stored()
 
     def restore(self, entries: Iterable[ProducerEntry]) -> None:
-        """Replace the table by a stored one; no change before this can be rolled back."""
+        """Replace the table by one from a snapshot; no change before this can be rolled back."""
         self._undo.clear()
         self._producers = {
             entry.producer_id: _Producer(

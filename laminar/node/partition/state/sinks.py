@@ -153,7 +153,7 @@ class SinkChange(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SinkEntry(msgspec.Struct, frozen=True, array_like=True):
-    """One sink in a stored table."""
+    """One sink in the form stored in snapshots and `log_start` entries."""
 
     sink_id: bytes
     sink: Sink
@@ -241,7 +241,10 @@ class Sinks:
 
     @property
     def unknown(self) -> Sink:
-        """The initial state of a sink that is not in the table; its first epoch is above the floor."""
+        """The initial state of a sink that is not in the table.
+
+        Its first epoch is above all forgotten ones (the floor).
+        """
         return Sink("", first=self.floor + 1)
 
     def listed(self, *, prefix: str, after: str, limit: int) -> list[Sink]:
@@ -318,7 +321,7 @@ class Sinks:
             self._undo.popleft()
 
     def stored(self) -> list[SinkEntry]:
-        """Return all sinks as of the log's end, by id."""
+        """Return all sinks as of the log's end, by id, as values for snapshots and `log_start` entries."""
         return [SinkEntry(sink_id, sink) for sink_id, sink in sorted(self._sinks.items())]
 
     def stored_at(self, index: int) -> list[SinkEntry]:
@@ -334,11 +337,14 @@ class Sinks:
         return [SinkEntry(sink_id, sink) for sink_id, sink in sorted(sinks.items())]
 
     def floor_at(self, index: int) -> int:
-        """Return the floor as of entry `index`, which is the last committed one or a later one."""
+        """Return the floor (the highest epoch of forgotten names) as of entry `index`.
+
+        `index` is that of the last committed entry or a later one.
+        """
         return next((floor for at, _, _, floor in self._undo if at > index), self.floor)
 
     def restore(self, entries: list[SinkEntry], floor: int = 0) -> None:
-        """Replace the table by a stored one; no change before this can be rolled back."""
+        """Replace the table by one from a snapshot; no change before this can be rolled back."""
         self._sinks = {}
         self.floor = floor
         self._names, self._begun, self._once = _ByAge(), _ByAge(), _ByAge()

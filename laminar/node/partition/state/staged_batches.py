@@ -84,7 +84,9 @@ def upload_key(upload: bytes) -> BatchKey:
 
 
 class StagedBatch(msgspec.Struct, frozen=True, array_like=True):
-    """An open batch in a stored table: its stages in order, and its prepare if it is prepared.
+    """An open batch in the form stored in snapshots and `log_start` entries.
+
+    It has the batch's stages in order, and the data of its `prepare` entry if it is prepared.
 
     `prepared_ms` and `prepare_index` are the append time and the index of the `prepare` entry.
     """
@@ -167,7 +169,7 @@ class OpenBatch:
         return made
 
     def stored(self) -> StagedBatch:
-        """Return the batch as a value to be stored."""
+        """Return the batch in the form in which snapshots and `log_start` entries have it."""
         return StagedBatch(tuple(self.stages), self.prepared, self.prepared_ms, self.prepare_index)
 
 
@@ -203,7 +205,7 @@ class PublishedUpload(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StoredStages(msgspec.Struct, frozen=True, array_like=True):
-    """The whole table as it is stored.
+    """The whole table, as snapshots and `log_start` entries have it.
 
     `open` are the unpublished batches. `named` holds pairs (index of a publish, lowest index of its stages or
     of those of a range joined with it); the log must not begin between the two.
@@ -489,7 +491,7 @@ class StagedBatches:
             self._put(index, _Table.NAMED, publish, None)
 
     def truncated(self, index: int) -> None:
-        """Roll back entry `index` and all after it, which were truncated."""
+        """Undo the changes of entry `index` and of all after it, which were truncated from the log."""
         changed = set()
         while self._undo and self._undo[-1][0] >= index:
             _, place, key, before = self._undo.pop()
@@ -518,7 +520,10 @@ class StagedBatches:
     # -- stored --------------------------------------------------------------------------
 
     def stored(self) -> StoredStages:
-        """Return the whole table as of the log's end, sorted, so that equal logs give equal results."""
+        """Return the whole table as of the log's end, as a value for snapshots.
+
+        It is sorted, so that equal logs give equal results.
+        """
         open_, published, named, uploads, once = self._tables
         return StoredStages(
             [(key, batch.stored()) for key, batch in sorted(open_.items(), key=itemgetter(0))],
@@ -538,7 +543,7 @@ class StagedBatches:
         return copy.stored()
 
     def restore(self, stored: StoredStages) -> None:
-        """Replace the table by a stored one; no change before this can be rolled back."""
+        """Replace the table by one from a snapshot; no change before this can be rolled back."""
         self._undo.clear()
         open_ = {key: _opened(batch) for key, batch in stored.open}
         lasting: dict[bytes, Published] = {}

@@ -86,12 +86,12 @@ _publish_decoder = msgspec.msgpack.Decoder(PublishRecord)
 
 
 def publish_record(frame: Buffer) -> PublishRecord:
-    """Return the record in the frame of a `publish` entry."""
+    """Decode the payload of a `publish` entry from the entry's frame."""
     return _publish_decoder.decode(body_of(frame))
 
 
 def prepare_record(frame: Buffer) -> PrepareRecord:
-    """Return the record in the frame of a `prepare` entry."""
+    """Decode the payload of a `prepare` entry from the entry's frame."""
     return _prepare_decoder.decode(body_of(frame))
 
 

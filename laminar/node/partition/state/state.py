@@ -192,7 +192,7 @@ class PartitionState:
         return 0 if last is None else last[1].offset
 
     def state(self) -> DerivedState:
-        """Return all tables as of the log's end."""
+        """Return all tables as of the log's end, as a value for snapshots and `log_start` entries."""
         return DerivedState(
             producers=self.producers.stored(),
             cursors=self.cursors.stored(),

@@ -118,7 +118,7 @@ _open_decoder = msgspec.msgpack.Decoder(OpenRecord)
 
 
 def seal_record(frame: Buffer) -> SealRecord:
-    """Return the record in the frame of a `seal` entry.
+    """Decode the payload of a `seal` entry from the entry's frame.
 
     Raises:
         BatchError: it is malformed, or its outputs contradict each other.
@@ -137,7 +137,7 @@ def seal_record(frame: Buffer) -> SealRecord:
 
 
 def open_record(frame: Buffer) -> OpenRecord:
-    """Return the record in the frame of an `open` entry.
+    """Decode the payload of an `open` entry from the entry's frame.
 
     Raises:
         BatchError: it is malformed, or its inputs or range are impossible.
@@ -190,7 +190,10 @@ class Sealed(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StoredSuccession(msgspec.Struct, frozen=True, array_like=True):
-    """The table as it is stored. `successor_of` is the id of the change that created the partition, or 0."""
+    """The table, as snapshots and `log_start` entries have it.
+
+    `successor_of` is the id of the change that created the partition, or 0.
+    """
 
     successor_of: int = 0
     opened: Opened | None = None
@@ -310,7 +313,7 @@ class Succession:
     # -- stored ----------------------------------------------------------------------------
 
     def stored(self) -> StoredSuccession:
-        """Return the table as of the log's end."""
+        """Return the table as of the log's end, as a value for snapshots and `log_start` entries."""
         return msgspec.structs.replace(self._now, lacks_entries=self.lacks_entries)
 
     def stored_at(self, index: int) -> StoredSuccession:
@@ -319,7 +322,7 @@ class Succession:
         return msgspec.structs.replace(found, lacks_entries=self.lacks_entries)
 
     def restore(self, stored: StoredSuccession) -> None:
-        """Replace the table by a stored one; no change before this can be rolled back."""
+        """Replace the table by one from a snapshot; no change before this can be rolled back."""
         self._undo.clear()
         self._set(stored)
         self.lacks_entries = stored.lacks_entries

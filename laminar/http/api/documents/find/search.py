@@ -84,7 +84,7 @@ class FoundRecord(Answer):
 
 
 class Searched(Answer):
-    """How much was searched for this answer.
+    """The amount that was searched for this answer: records, bytes, and segments by index.
 
     `segments_by_index` is the number of segments of which, thanks to an index, only possible matches were
     read.
@@ -96,7 +96,7 @@ class Searched(Answer):
 
 
 class Left(Answer):
-    """What is still to be searched: the number of records, as far as it is known, and of partitions."""
+    """The rest that is still to be searched: numbers of records, as far as known, and of partitions."""
 
     records: Count
     partitions: Count
