@@ -325,7 +325,7 @@ async def test_of_many_that_pause_one_goes_on_at_a_time() -> None:
 
 
 async def test_one_that_is_gone_holds_up_no_other() -> None:
-    """The next in its line goes on at its own time: before one of another line that is muted twice, from then."""
+    """The next in its line goes on at its own time: before one of another line that is muted twice."""
     app = Quota(mute_s=0.3)
     app.flows = {"/over-there": Flow()}
     async with connected(app) as (gone, server):
