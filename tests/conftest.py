@@ -37,10 +37,11 @@ TESTS = Path(__file__).parent
 # slowest test takes on a machine of its own, as other loads may take all but a tenth of this one.
 STAGES = {"cluster": 480, "docs": 480, "spark": 600}
 UNIT_LIMIT_S = 480
-TEARDOWN_LIMIT_S = 20
 # How long tasks may take to end once their test is through. On a loaded machine seconds may be one turn, and
 # what a task waits for may be a sync of the disk.
 PENDING_S = guards.GRACE_S
+# How long the teardown of a test may take that exceeded its limit: long enough to name the pending tasks.
+TEARDOWN_LIMIT_S = PENDING_S + 20
 
 # Folders and files whose tests are computation alone.
 PURE = (

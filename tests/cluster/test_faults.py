@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 import laminar
-from laminar.testing.cluster import LocalCluster
+from laminar.testing.cluster import STOP_TIMEOUT_S, LocalCluster
 from tests.cluster.load import Load, converged, leaders, placement, violations
 from tests.cluster.patience import PATIENCE_S, asked, told, until
 
@@ -129,8 +129,8 @@ def test_a_node_told_to_stop_ends_in_time_with_all_its_processes(cluster: LocalC
 
     process.send_signal(signal.SIGTERM)
 
-    # After `drain_ms` it would kill its processes, and its exit code would be another one.
-    assert 0 == process.wait(PATIENCE_S)
+    # Later than `drain_ms` and a grace it would kill its processes, and its exit code would be another one.
+    assert 0 == process.wait(STOP_TIMEOUT_S)
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)

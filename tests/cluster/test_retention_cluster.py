@@ -53,10 +53,15 @@ def until_alike(http: httpx.Client, *, beyond: list[int]) -> list[int]:
 
 
 def patch(http: httpx.Client, **settings: Any) -> None:
-    answer = asked(
-        http, "PATCH", f"/v1/topics/{TOPIC}", json={"settings": settings}, headers={"If-Match": "*"}
-    )
-    assert 200 == answer.status_code, answer.text
+    """Change settings of the version that was read; read again if it was old, or an answer was lost."""
+
+    def is_changed() -> bool:
+        etag = asked(http, "GET", f"/v1/topics/{TOPIC}").headers["etag"]
+        answer = http.patch(f"/v1/topics/{TOPIC}", json={"settings": settings}, headers={"If-Match": etag})
+        assert answer.status_code in (200, 412, 503, 504), answer.text
+        return answer.status_code == 200
+
+    until(is_changed, "a topic is changed by the ETag of a GET")
 
 
 def trim_until(http: httpx.Client, url: str, *, before: int) -> None:

@@ -14,6 +14,8 @@ from tests.cluster.test_channels_cluster import PATIENCE_S, call, leaders
 
 PARTITIONS = 6
 RECORDS = 600
+# As long as a busy machine may take; the request itself is given up after twice that.
+STEP_S = 30
 LINES = {"Content-Type": "application/x-ndjson"}
 
 
@@ -22,6 +24,8 @@ def step(cluster: LocalCluster, node: int, asked: dict[str, Any]) -> dict[str, A
     deadline = time.monotonic() + PATIENCE_S
     while True:
         answer = call(cluster, node, "POST", "/v1/topics/t/search", json=asked)
+        # A step takes what comes within two seconds, and waits for no node that is gone.
+        assert answer.elapsed.total_seconds() < STEP_S
         if answer.status_code == 200 or time.monotonic() > deadline:
             assert answer.status_code == 200, answer.text
             found: dict[str, Any] = answer.json()

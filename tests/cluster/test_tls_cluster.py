@@ -123,11 +123,11 @@ def test_it_elects_replicates_and_survives_a_kill(cluster: TlsCluster) -> None:
 def test_certificates_are_rotated_under_load(cluster: TlsCluster) -> None:
     """On all nodes, by a signal and without: no request fails, no peer is lost, all show the new ones.
 
-    Unless one was silent for long: such peers are lost, too.
+    Unless one was silent for long: then both sides lose the other, and no more is lost than that.
     """
     create(cluster, "t")
     before = [cluster.serial(number) for number in range(3)]
-    lost, silent = transport(cluster, "peers_lost"), transport(cluster, "silent")
+    silent, lost = transport(cluster, "silent"), transport(cluster, "peers_lost")
     stop = threading.Event()
     counts = {"kept": 0, "new": 0}
     failures: list[str] = []
@@ -160,7 +160,12 @@ def test_certificates_are_rotated_under_load(cluster: TlsCluster) -> None:
             thread.join()
 
     assert [] == failures
-    assert lost == transport(cluster, "peers_lost") or silent < transport(cluster, "silent")
+    # Asked again for a while, as the numbers of one side may be older than the other's.
+    until(
+        lambda: transport(cluster, "peers_lost") - lost <= 2 * (transport(cluster, "silent") - silent),
+        "only peers that were silent are lost",
+        patience_s=10,
+    )
     until(lambda: sum(counts.values()) <= len(values_of(cluster, 1, "t")), "all of it is committed")
     values = values_of(cluster, 1, "t")
     assert sum(counts.values()) == len(values) == len(set(values))

@@ -34,6 +34,7 @@ class Quota:
         self.mute_s = mute_s
         self.begun: list[str] = []
         self.begun_s: list[float] = []
+        self.at_once = self.most_at_once = 0
         self.flow = Flow()
         self.flows: dict[str, Flow] = {}
         self.go_on = asyncio.Event()
@@ -42,6 +43,10 @@ class Quota:
         """See the class."""
         self.begun.append(request.path)
         self.begun_s.append(time.monotonic())
+        if request.path == "/over-again":
+            self.at_once += 1
+            self.most_at_once = max(self.most_at_once, self.at_once)
+            asyncio.get_running_loop().call_soon(self.next_turn)
         flow = self.flows.get(request.path, self.flow)
         if request.connection.flow is not flow:
             request.connection.join(flow)
@@ -50,6 +55,10 @@ class Quota:
         refusal = Response(429)
         refusal.mute_s = self.mute_s
         return refusal
+
+    def next_turn(self) -> None:
+        """What went on before this did so in a turn of the loop before."""
+        self.at_once = 0
 
     def pauses(self) -> list[float]:
         """Return for how long each refusal of a connection held up what came after it on that connection."""
@@ -305,7 +314,8 @@ async def test_of_many_that_pause_one_goes_on_at_a_time() -> None:
             between.append(app.begun.count("/over-again") - before)
         went_on_s = [at_s for path, at_s in zip(app.begun, app.begun_s, strict=True) if path == "/over-again"]
         assert went_on_s[-1] - went_on_s[0] >= (count - 2) * GAP_S - SLACK_S
-        # One in a pass of the loop, of which an answer takes a few; more where the kernel delivers it late.
+        assert 1 == app.most_at_once
+        # An answer takes a few turns of the loop; more where the kernel delivers it late.
         assert max(between) <= count / 2, between
         assert [429] * count == [await client.status() for client in clients]
         assert 2 * count == server.statistics()["muted"]
@@ -315,19 +325,27 @@ async def test_of_many_that_pause_one_goes_on_at_a_time() -> None:
 
 
 async def test_one_that_is_gone_holds_up_no_other() -> None:
-    """The next in its line goes on at its own time."""
+    """The next in its line goes on at its own time: before one of another line that is muted twice."""
     app = Quota(mute_s=0.3)
+    app.flows = {"/over-there": Flow()}
     async with connected(app) as (gone, server):
         reader, writer = await asyncio.open_connection(*gone.writer.get_extra_info("peername"))
         stays = Client(reader, writer)
+        reader, writer = await asyncio.open_connection(*gone.writer.get_extra_info("peername"))
+        there = Client(reader, writer)
         gone.writer.write(GET % b"over" * 2)
         assert 429 == await gone.status()
         stays.writer.write(GET % b"over-first" + GET % b"over-next")
         assert 429 == await stays.status()
+        there.writer.write(GET % b"over-there" * 3)
         gone.writer.transport.abort()
         assert 429 == await stays.status()
+        assert [429] * 3 == [await there.status() for _ in range(3)]
+        # Not before the second: where the loop stands still, both lines go on in the same turn.
+        assert app.begun[-1] == "/over-there" and "/over-next" in app.begun[:-1]
         first_s, next_s = (app.begun_s[app.begun.index(path)] for path in ("/over-first", "/over-next"))
         assert next_s - first_s >= app.mute_s - SLACK_S
-        stays.writer.transport.abort()
+        for each in (stays, there):
+            each.writer.transport.abort()
         await until(lambda: server.statistics()["open_connections"] == 0)
         assert 0 == app.flow.muted

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 
@@ -13,7 +14,7 @@ import pytest
 from laminar.batch import Codec, build
 from tests.http.serving import until
 from tests.node.api.asking import BATCH, ENVELOPES, NDJSON
-from tests.node.attacks.victim import Victim, cpu_s, victim
+from tests.node.attacks.victim import MOST_BLOCKED_S, Victim, cpu_s, victim
 
 MIB = 1 << 20
 # Of the largest process, beside what it has when it is ready.
@@ -44,9 +45,10 @@ async def others_served(node: Victim) -> AsyncIterator[list[float]]:
     async def append() -> None:
         async with httpx.AsyncClient(base_url=node.http.base_url, timeout=120, trust_env=False) as client:
             while True:
-                begun = cpu_s(node.pids)
+                begun, begun_s = cpu_s(node.pids), time.monotonic()
                 answer = await client.post("/v1/topics/innocent/partitions/0/records", content=b"x" * 100)
                 waits.append(cpu_s(node.pids) - begun)
+                assert time.monotonic() - begun_s < MOST_BLOCKED_S
                 assert 201 == answer.status_code, answer.text
                 await asyncio.sleep(0.02)
 

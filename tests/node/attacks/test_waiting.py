@@ -7,7 +7,7 @@ import asyncio
 import httpx
 import pytest
 
-from tests.node.attacks.victim import cpu_s, victim
+from tests.node.attacks.victim import MOST_BLOCKED_S, cpu_s, victim
 
 POLL = (
     b"GET /v1/topics/polled/partitions/0/records?offset=%d&max_bytes=1&wait_ms=30000 HTTP/1.1\r\n"
@@ -43,10 +43,11 @@ async def test_an_append_that_many_reads_wait_for_is_answered_at_once(request_by
             used = [cpu_s(node.pids)]
             made = await client.post("/v1/topics/polled/partitions/0/records", content=b"x")
             used.append(cpu_s(node.pids))
-            assert 200 == (await client.get("/v1/topics/innocent")).status_code
+            other = await client.get("/v1/topics/innocent")
             used.append(cpu_s(node.pids))
 
-        assert 201 == made.status_code
+        assert (201, 200) == (made.status_code, other.status_code)
+        assert max(each.elapsed.total_seconds() for each in (made, other)) < MOST_BLOCKED_S
         for reader, writer in connections:
             if request_bytes is not RECEIVE:  # a job is given to one of them
                 await reader.readuntil(b"\r\n\r\n")

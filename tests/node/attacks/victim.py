@@ -13,6 +13,9 @@ import httpx
 from laminar.testing.nodes import serve
 from tests.guards import RUN_VARIABLE
 
+MOST_BLOCKED_S = 30
+"""What another client waits at most, however busy the machine: only one that is blocked waits so long."""
+
 
 @dataclass(frozen=True, slots=True)
 class Victim:
