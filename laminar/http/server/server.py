@@ -142,7 +142,7 @@ class HttpServer:
         return asyncio.get_running_loop().run_in_executor(self._off_loop, job, *arguments)
 
     def statistics(self) -> dict[str, int]:
-        """Return all counters, and gauges: open connections, and bytes counted in the two budgets."""
+        """Return all counters, and gauges: open connections, and bytes of bodies and answers held."""
         counted = {name: getattr(self.counts, name) for name in Counts.__slots__}
         return counted | {
             "open_connections": len(self._connections),

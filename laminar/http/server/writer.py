@@ -228,7 +228,7 @@ class ResponseWriter:
         return self._hold(exchange, self._outcome(exchange, future))
 
     def take_turn(self) -> None:
-        """Write the answers that are due, up to the flow's share of this turn of the loop."""
+        """Write the answers that are due, as many as the connection's flow may in a turn of the loop."""
         self._waits_turn = False
         if self.transport is not None:
             self._write_due()

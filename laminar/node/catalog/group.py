@@ -71,7 +71,7 @@ class CatalogGroup:
 
     @property
     def is_whole(self) -> bool:
-        """True: no entry is left out; a damaged one is applied when it has been repaired."""
+        """Always True: no entry is left out; a damaged one is applied when it has been repaired."""
         return True
 
     @property

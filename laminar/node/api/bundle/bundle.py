@@ -55,7 +55,10 @@ class ShardPart(msgspec.Struct, frozen=True, array_like=True):
 
 
 class BundleRoute:
-    """The handler of the route, and the methods that answer other nodes and shards with this one's part."""
+    """The handler of `GET /v1/nodes/{node}/bundle`, which answers with a node's support bundle.
+
+    Other nodes ask it for this node's bundle, and other shards of this node for this shard's part of it.
+    """
 
     def __init__(
         self, services: HostServices, exchange: Exchange, health: ClusterHealth, metrics: MetricsRoute

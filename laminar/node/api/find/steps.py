@@ -60,7 +60,10 @@ class BoundsAnswer(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ScanRequest(msgspec.Struct, frozen=True, array_like=True):
-    """Request to search spans for `budget_ms`; with `wait_ms` wait for records if none is found."""
+    """Request to search ranges of offsets (`spans`) for wanted records, for at most `budget_ms`.
+
+    If none is found, the answer waits up to `wait_ms` for new records.
+    """
 
     topic: str
     spans: list[Span]

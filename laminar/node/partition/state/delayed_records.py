@@ -179,9 +179,10 @@ class StoredDelayedBatch(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StoredDelayed(msgspec.Struct, frozen=True, array_like=True):
-    """The whole table, as snapshots and `log_start` entries have it; fields as in `DelayedRecords`.
+    """The table of a partition's delayed records, as snapshots and `log_start` entries have it.
 
-    `moved` has four values per record (number, time, entry, row), `cancelled` two (number, time).
+    The fields are those of `DelayedRecords`. `moved` has four values per record (number, time, entry, row),
+    `cancelled` two (number, time).
     """
 
     next_count: int = 0
