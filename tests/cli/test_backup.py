@@ -357,11 +357,14 @@ def test_only_the_importer_uses_a_topic_that_is_imported(
     assert (412, "precondition_failed") == refusal(
         on_node, "DELETE", f"{path}/partitions/0/records?before=999", None, {"Laminar-Import": "0" * 32}
     )
-    with (
-        pytest.raises(library.Error, match="being imported"),
-        client.topic(back).datagrams(partitions=4) as datagrams,
-    ):
-        datagrams.append(b"v", partition=0, timeout=60)
+    deadline = time.monotonic() + 60
+    with client.topic(back).datagrams(partitions=4) as datagrams:
+        said = ""
+        while "being imported" not in said:  # a slow node may not answer within 2 s
+            assert time.monotonic() < deadline, said
+            with pytest.raises(library.Error) as refused_datagram:
+                datagrams.append(b"v", partition=0, timeout=2)
+            said = str(refused_datagram.value)
 
     # Another backup of the topic does not go on with it; a new one may be made once it is deleted.
     client.topic(topic).append(b"later", partition=1)
@@ -572,7 +575,8 @@ def test_a_topic_that_is_deleted_while_it_is_imported_ends_the_import(
     manifest, _, import_id = plan_import(tmp_path / "a", name)
     with monkeypatch.context() as patch:
         patch.setattr(Session, "call", delete_first)
-        with pytest.raises(library.PreconditionFailed, match="not being filled by this import"):
+        # A shard that was told of the deletion knows no such topic; one that checks the import first says so.
+        with pytest.raises(library.Error, match=r"not being filled by this import|there is no topic"):
             in_session(
                 on_node,
                 lambda session: restore.import_topic(session, tmp_path / "a", manifest, name, import_id),
