@@ -256,7 +256,14 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("laminar.node.partition", "laminar.node.partition.state"),
         *("raft", "laminar.batch", "laminar.http.api", "laminar.log.*"),
     ),
+    "laminar.node.shard.replicas": (
+        *("laminar.node.host", "laminar.node.transport", "laminar.node.consensus", "laminar.node.runtime"),
+        *("laminar.node.partition", "laminar.node.partition.state", "laminar.node.trace"),
+        *("laminar.node.catalog", "laminar.node.catch_up", "membership", "raft", "router"),
+        *("laminar.batch", "laminar.http.api", "laminar.log.*"),
+    ),
     "laminar.node.shard": (
+        "laminar.node.shard.replicas",
         "laminar.node.fair",
         *("laminar.node.host", "laminar.node.transport", "laminar.node.consensus", "laminar.node.runtime"),
         *("laminar.node.partition", "laminar.node.partition.state", "laminar.node.transactions"),

@@ -63,20 +63,20 @@ from laminar.node.shard.application import ShardApplication
 from laminar.node.shard.channels import CHECK_S as CHANNELS_CHECK_S
 from laminar.node.shard.channels import ShardChannels
 from laminar.node.shard.http_ports import LATEST_S, HttpPorts, leaders_known
-from laminar.node.shard.leader_handback import CHECK_S as LEADERS_CHECK_S
-from laminar.node.shard.leader_handback import LeaderHandback
 from laminar.node.shard.load_meter import LoadMeter
-from laminar.node.shard.lost_majority_members import PartitionMembers
-from laminar.node.shard.lost_manifest import LostManifest
-from laminar.node.shard.reconcile import Reconciler
-from laminar.node.shard.replica_moves import CHECK_S as RECONCILE_CHECK_S
-from laminar.node.shard.replica_moves import ReplicaMover
-from laminar.node.shard.replica_startup import ReplicaOpener
+from laminar.node.shard.replicas.leader_handback import CHECK_S as LEADERS_CHECK_S
+from laminar.node.shard.replicas.leader_handback import LeaderHandback
+from laminar.node.shard.replicas.lost_majority_members import PartitionMembers
+from laminar.node.shard.replicas.lost_manifest import LostManifest
+from laminar.node.shard.replicas.reconcile import Reconciler
+from laminar.node.shard.replicas.replica_moves import CHECK_S as RECONCILE_CHECK_S
+from laminar.node.shard.replicas.replica_moves import ReplicaMover
+from laminar.node.shard.replicas.replica_startup import ReplicaOpener
+from laminar.node.shard.replicas.work_lists import CHECK_S as WORK_CHECK_S
+from laminar.node.shard.replicas.work_lists import WorkLists
 from laminar.node.shard.route_changes import CHECK_S as ROUTES_CHECK_S
 from laminar.node.shard.route_changes import RouteChanges
 from laminar.node.shard.splitting import MINUTE_S, Splitting
-from laminar.node.shard.work_lists import CHECK_S as WORK_CHECK_S
-from laminar.node.shard.work_lists import WorkLists
 from laminar.node.trace.ring import TraceRing
 from laminar.node.transactions.coordinator import TOPIC as COORDINATORS
 from laminar.node.transport.transport import Address, Peer, TransportError, UnixAddress

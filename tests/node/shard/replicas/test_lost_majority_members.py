@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from laminar.node.runtime.cluster_view import View, ViewMessage
-from laminar.node.shard.lost_majority_members import PartitionMembers
+from laminar.node.shard.replicas.lost_majority_members import PartitionMembers
 from membership.records import CatalogState, PartitionRecord, ReplicaRecord
 
 GROUP = b"g" * 16

@@ -34,9 +34,9 @@ from laminar.node.partition.flush_policy import policy_of
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.state.state import PartitionState
 from laminar.node.runtime.replica_factory import recovering_text
-from laminar.node.shard.context import ShardContext
-from laminar.node.shard.reconcile import channels_of
-from laminar.node.shard.replica_moves import EMPTY
+from laminar.node.shard.replicas.context import ShardContext
+from laminar.node.shard.replicas.reconcile import channels_of
+from laminar.node.shard.replicas.replica_moves import EMPTY
 
 _log = logging.getLogger("laminar.shard")
 

@@ -14,10 +14,10 @@ from msgspec.structs import replace
 from laminar.log import DiskError, Storage
 from laminar.node.catalog.service import CatalogAnswer, ConfirmRequest
 from laminar.node.catch_up.service import CatchUp
-from laminar.node.shard.reconcile import Reconciler
-from laminar.node.shard.replica_moves import EMPTY, ReplicaMover
+from laminar.node.shard.replicas.reconcile import Reconciler
+from laminar.node.shard.replicas.replica_moves import EMPTY, ReplicaMover
+from laminar.node.shard.replicas.work_lists import WorkLists
 from laminar.node.shard.shard import Shard
-from laminar.node.shard.work_lists import WorkLists
 from membership.records import (
     CatalogState,
     PartitionRecord,

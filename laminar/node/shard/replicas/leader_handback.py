@@ -32,8 +32,8 @@ from dataclasses import dataclass
 
 from laminar.node.host.periodic import Work
 from laminar.node.partition.partition import Partition
-from laminar.node.shard.context import ShardContext
-from laminar.node.shard.work_lists import WorkLists
+from laminar.node.shard.replicas.context import ShardContext
+from laminar.node.shard.replicas.work_lists import WorkLists
 from membership.boot_history import BootRecord
 from membership.records import PartitionRecord
 from raft.values import NotLeader

@@ -11,8 +11,8 @@ from typing import Any
 from laminar.batch import Header, build
 from laminar.log.format.flush_policy import COMMIT
 from laminar.node.runtime.cluster_view import View, ViewMessage
-from laminar.node.shard.reconcile import Reconciler
-from laminar.node.shard.work_lists import WorkLists
+from laminar.node.shard.replicas.reconcile import Reconciler
+from laminar.node.shard.replicas.work_lists import WorkLists
 from laminar.node.transactions.participant import Batch, Participant
 from membership.records import CatalogState, PartitionRecord, ReplicaRecord, TopicRecord
 from tests.node.alone import lone_partition

@@ -28,9 +28,9 @@ from laminar.node.catalog.service import ConfirmRequest, ReplicaRequest
 from laminar.node.consensus.raft_wire import ConfigurationRecord
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.receipts import Receipt
-from laminar.node.shard.context import ShardContext
-from laminar.node.shard.reconcile import with_empty_log
-from laminar.node.shard.work_lists import WorkLists
+from laminar.node.shard.replicas.context import ShardContext
+from laminar.node.shard.replicas.reconcile import with_empty_log
+from laminar.node.shard.replicas.work_lists import WorkLists
 from laminar.node.transport.transport import TransportError
 from membership.records import (
     PartitionRecord,

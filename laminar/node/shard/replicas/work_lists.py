@@ -43,7 +43,7 @@ import logging
 from collections.abc import Callable, Iterable
 
 from laminar.node.partition.partition import Partition
-from laminar.node.shard.context import ShardContext
+from laminar.node.shard.replicas.context import ShardContext
 from membership.catalog_delta import CatalogDelta
 from membership.records import PartitionRecord, Tombstone
 from router import owner_shard, partition_hash

@@ -14,10 +14,10 @@ from laminar.node.catalog.service import CatalogAnswer, ConfirmRequest
 from laminar.node.partition.context import PartitionContext
 from laminar.node.partition.flush_policy import policy_of
 from laminar.node.runtime.cluster_view import View, ViewMessage, ViewUpdate
-from laminar.node.shard.leader_handback import LeaderHandback
-from laminar.node.shard.reconcile import Reconciler
-from laminar.node.shard.replica_moves import ReplicaMover
-from laminar.node.shard.work_lists import WorkLists
+from laminar.node.shard.replicas.leader_handback import LeaderHandback
+from laminar.node.shard.replicas.reconcile import Reconciler
+from laminar.node.shard.replicas.replica_moves import ReplicaMover
+from laminar.node.shard.replicas.work_lists import WorkLists
 from laminar.node.trace.ring import TraceRing
 from membership.records import (
     AcceptedLoss,

@@ -21,8 +21,8 @@ from laminar.node.consensus.raft_wire import ConfigurationRecord
 from laminar.node.consensus.replica import initial_frame
 from laminar.node.partition.flush_policy import policy_of
 from laminar.node.partition.partition import Partition
-from laminar.node.shard.context import ShardContext
-from laminar.node.shard.work_lists import WorkLists
+from laminar.node.shard.replicas.context import ShardContext
+from laminar.node.shard.replicas.work_lists import WorkLists
 from membership.records import (
     AcceptedLoss,
     PartitionRecord,

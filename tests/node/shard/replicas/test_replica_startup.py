@@ -20,9 +20,9 @@ from laminar.node.consensus.raft_wire import ConfigurationRecord
 from laminar.node.consensus.replica import initial_frame
 from laminar.node.partition.snapshot import snapshot_of
 from laminar.node.partition.state.succession import Output, SealRecord
-from laminar.node.shard.replica_moves import ReplicaMover
-from laminar.node.shard.replica_startup import ReplicaOpener
-from laminar.node.shard.work_lists import WorkLists
+from laminar.node.shard.replicas.replica_moves import ReplicaMover
+from laminar.node.shard.replicas.replica_startup import ReplicaOpener
+from laminar.node.shard.replicas.work_lists import WorkLists
 from membership.catalog import OutcomeUnknown
 from tests.disks.fault_disk import FaultDisk
 from tests.log.histories import frame_for, open_inline
@@ -178,8 +178,8 @@ async def test_a_batch_damaged_at_a_start_keeps_nobody_away(
     part without; as it could not tell a retry from news, it neither stands nor takes appends until somebody
     gives it.
     """
-    monkeypatch.setattr("laminar.node.shard.replica_startup.REPAIR_PATIENCE_S", 0.05)
-    monkeypatch.setattr("laminar.node.shard.replica_startup.REPAIR_CHECK_S", 0.01)
+    monkeypatch.setattr("laminar.node.shard.replicas.replica_startup.REPAIR_PATIENCE_S", 0.05)
+    monkeypatch.setattr("laminar.node.shard.replicas.replica_startup.REPAIR_CHECK_S", 0.01)
     disk, storage, log = await found_again(b"a" * 300, b"b" * 300, b"c" * 300)
     [missing] = await log.read(3, 3, max_bytes=1)
     disk.rot(log.segment_of(3).file.path, log.index_entry(3).position + 200, 4)
@@ -233,8 +233,8 @@ async def test_a_replica_whose_seal_is_damaged_votes_and_leads_only_when_it_has_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Without it the replica would take records behind the final end."""
-    monkeypatch.setattr("laminar.node.shard.replica_startup.REPAIR_PATIENCE_S", 0.05)
-    monkeypatch.setattr("laminar.node.shard.replica_startup.REPAIR_CHECK_S", 0.01)
+    monkeypatch.setattr("laminar.node.shard.replicas.replica_startup.REPAIR_PATIENCE_S", 0.05)
+    monkeypatch.setattr("laminar.node.shard.replicas.replica_startup.REPAIR_CHECK_S", 0.01)
     disk = FaultDisk()
     storage = open_inline(disk)
     log = storage.create_log("t-1")

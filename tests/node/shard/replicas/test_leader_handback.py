@@ -9,8 +9,8 @@ import pytest
 from msgspec.structs import replace
 
 from laminar.node.runtime.cluster_view import View, ViewMessage
-from laminar.node.shard.leader_handback import AT_ONCE, FIRST_DELAY_MS, LeaderHandback
-from laminar.node.shard.work_lists import WorkLists
+from laminar.node.shard.replicas.leader_handback import AT_ONCE, FIRST_DELAY_MS, LeaderHandback
+from laminar.node.shard.replicas.work_lists import WorkLists
 from membership.boot_history import BootRecord
 from membership.records import CatalogState, LeavingReplica, PartitionRecord
 from raft.configuration import Configuration
@@ -257,7 +257,7 @@ async def test_few_groups_are_handed_over_at_a_time(monkeypatch: pytest.MonkeyPa
         most = max(most, len(under_way))
         under_way[0].replica.leading = False
 
-    monkeypatch.setattr("laminar.node.shard.leader_handback.asyncio.sleep", pause)
+    monkeypatch.setattr("laminar.node.shard.replicas.leader_handback.asyncio.sleep", pause)
     work = shard.leaders.check()
     assert work is not None
     await work

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 
 from laminar.http.api.problems import Problem
 from laminar.log.format.manifest import ReplicaEntry
-from laminar.node.shard.context import ShardContext
+from laminar.node.shard.replicas.context import ShardContext
 from membership.records import (
     CatalogState,
     PartitionRecord,

@@ -13,8 +13,8 @@ from laminar.http.api.problems import Problem
 from laminar.node.catalog.service import CatalogAnswer, ReplicaRequest
 from laminar.node.consensus.raft_wire import ConfigurationRecord
 from laminar.node.runtime.cluster_view import View, ViewMessage
-from laminar.node.shard.replica_moves import Observed, ReplicaMover, next_step
-from laminar.node.shard.work_lists import WorkLists
+from laminar.node.shard.replicas.replica_moves import Observed, ReplicaMover, next_step
+from laminar.node.shard.replicas.work_lists import WorkLists
 from membership.records import (
     CatalogState,
     LeavingReplica,

@@ -12,7 +12,7 @@ from laminar.log import Storage
 from laminar.node.catalog.service import CatalogAnswer
 from laminar.node.consensus.lost_majority import LogEnd, Releases
 from laminar.node.host.clock import Clock
-from laminar.node.shard.lost_manifest import LostManifest, recorded_here
+from laminar.node.shard.replicas.lost_manifest import LostManifest, recorded_here
 from membership.records import (
     CatalogState,
     LeavingReplica,
@@ -24,7 +24,7 @@ from router import owner_shard, partition_hash
 from tests.disks.fault_disk import FaultDisk
 from tests.log.histories import open_inline
 from tests.node.opened import entry
-from tests.node.shard.test_old_catalog import HELD, OTHER, STORE, OldNode, creating, live
+from tests.node.shard.replicas.test_old_catalog import HELD, OTHER, STORE, OldNode, creating, live
 
 ELSEWHERE = ReplicaRecord(8, "there", b"t" * 16, made=True)
 
