@@ -37,7 +37,7 @@ WORK_IN_WORLDS = ("tests/sim/test_view_updates.py",)
 NODES = [
     case(
         "what the catalog did not confirm is not asked for again",
-        "laminar.node.shard.shard:Shard._check_reconcile",
+        "laminar.node.shard.replicas.reconcile_loop:ReconcileLoop.check",
         "if self._reconciler.is_unfinished:",
         "if False:",
         tests=WORK_IN_WORLDS,
@@ -121,7 +121,7 @@ NODES = [
     ),
     case(
         "a shard that lost its manifest makes replicas before it knows what it held",
-        "laminar.node.shard.shard:Shard._reconcile_loop",
+        "laminar.node.shard.replicas.reconcile_loop:ReconcileLoop.run",
         "if not await self._knows_its_replicas():",
         "if False:",
         tests=LOST_MANIFESTS,
