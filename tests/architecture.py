@@ -238,7 +238,12 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("membership.*", "raft", "router", "laminar.batch", "laminar.http.api", "laminar.log.*"),
         *("laminar.node.routes", "laminar.node.secret"),
     ),
+    "laminar.node.channels.open_records": (
+        *("laminar.node.partition", "laminar.node.partition.state"),
+        *("laminar.batch", "laminar.http.api", "laminar.log.disk"),
+    ),
     "laminar.node.channels": (
+        "laminar.node.channels.open_records",
         *("laminar.node.partition", "laminar.node.partition.state", "laminar.node.trace"),
         *("laminar.batch", "laminar.wire", "laminar.http.api", "laminar.log.disk"),
     ),
@@ -345,6 +350,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("laminar.node.partition", "laminar.node.partition.state", "laminar.node.catalog"),
         *("laminar.wire", "laminar.http.protocol", "laminar.http.api", "membership"),
         *("laminar.node.channels", "laminar.batch", "laminar.node.api.consumers", "laminar.node.access"),
+        "laminar.node.channels.open_records",
         "laminar.node.trace",
     ),
     "laminar.node.api.delayed": (

@@ -28,8 +28,8 @@ from laminar.log.disk.errors import DamagedRange
 from laminar.node.channels.counts import ChannelCount, ChannelCounts
 from laminar.node.channels.ends import Ends
 from laminar.node.channels.giver import MAX_JOBS, Giver, was_late
-from laminar.node.channels.jobs import Jobs, Run, frames_of, split
 from laminar.node.channels.lines import Lines, Receiver
+from laminar.node.channels.open_records.jobs import Jobs, Run, frames_of, split
 from laminar.node.channels.pinning import wanted_of
 from laminar.node.channels.proposing import fail, propose, seen
 from laminar.node.channels.queue import Queue

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from laminar.http.api.problems import Problem
-from laminar.node.channels.jobs import Run
+from laminar.node.channels.open_records.jobs import Run
 from laminar.node.channels.proposing import fail
 from laminar.node.channels.queue import Queue
 from laminar.node.channels.scanner import Scanner

@@ -8,7 +8,7 @@ DELIVERY = ("tests/node/channels/test_delivery.py",)
 GATE = ("tests/node/channels/test_gate.py",)
 LEADERS = ("tests/node/channels/test_leaders.py",)
 RETENTION = ("tests/node/channels/test_retention.py",)
-CARRIER = ("tests/node/channels/test_carrier.py",)
+CARRIER = ("tests/node/channels/open_records/test_carrier.py",)
 PINS = ("tests/node/channels/test_pins.py",)
 PINNED_BATCHES = ("tests/node/transactions/test_pins.py",)
 TABLE = ("tests/node/partition/state/test_channels.py",)
@@ -17,7 +17,7 @@ _GIVER = "laminar.node.channels.giver:Giver"
 _QUEUE = "laminar.node.channels.queue:Queue"
 _ENDS = "laminar.node.channels.ends:Ends"
 _TABLE = "laminar.node.partition.state.channels:Channels"
-_CARRIER = "laminar.node.channels.carrier:Carrier"
+_CARRIER = "laminar.node.channels.open_records.carrier:Carrier"
 
 CHANNELS = [
     case(
@@ -238,7 +238,7 @@ CHANNELS = [
     ),
     case(
         "a record is given out of the wrong row of its copy",
-        "laminar.node.channels.jobs:Source._copied",
+        "laminar.node.channels.open_records.jobs:Source._copied",
         "held.batch, first.row,",
         "held.batch, 0,",
         tests=CARRIER,
@@ -334,7 +334,7 @@ CHANNELS = [
     ),
     case(
         "a copy of what was compressed is not",
-        "laminar.node.channels.carrier:_joined",
+        "laminar.node.channels.open_records.carrier:_joined",
         "codec=Codec.ZSTD if",
         "codec=Codec.NONE if",
         tests=CARRIER,
@@ -342,7 +342,7 @@ CHANNELS = [
     ),
     case(
         "a copy lacks the trace id of its record",
-        "laminar.node.channels.carrier:_joined",
+        "laminar.node.channels.open_records.carrier:_joined",
         "trace_ids=[each.trace_id for each in records],",
         "",
         tests=CARRIER,
@@ -390,7 +390,7 @@ CHANNELS = [
     ),
     case(
         "records are read of another entry than that of their copies",
-        "laminar.node.channels.jobs:Source._copied",
+        "laminar.node.channels.open_records.jobs:Source._copied",
         "if each != at + row",
         "if row == 0 and each != at",
         tests=CARRIER,

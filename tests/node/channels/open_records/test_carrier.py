@@ -15,10 +15,10 @@ from laminar.batch.header import Flag
 from laminar.http.api.problems import Problem
 from laminar.log.disk.errors import DamagedRange
 from laminar.node.api.channels.states import state_of
-from laminar.node.channels import carrier as carrier_module
-from laminar.node.channels.carrier import Carrier
 from laminar.node.channels.delivery import Delivery
-from laminar.node.channels.jobs import Source, frames_of
+from laminar.node.channels.open_records import carrier as carrier_module
+from laminar.node.channels.open_records.carrier import Carrier
+from laminar.node.channels.open_records.jobs import Source, frames_of
 from laminar.node.channels.requests import Step, Verb
 from laminar.node.delay.carrier import Carrier as DelayedCarrier
 from laminar.node.delay.publisher import Publisher
@@ -563,7 +563,7 @@ async def test_another_entry_in_the_place_of_one_that_is_read_gives_no_wrong_rec
         await held.fill(5)
         assert await held.trimmed() > third
         others = [first, third, second]
-        monkeypatch.setattr("laminar.node.channels.jobs.copied_offsets", lambda change: others)
+        monkeypatch.setattr("laminar.node.channels.open_records.jobs.copied_offsets", lambda change: others)
 
         stretch = await Source(partition).read(first, third + 1)
 

@@ -8,8 +8,8 @@ import pytest
 
 from laminar.http.api.problems import Problem
 from laminar.node.channels.delivery import Delivery
-from laminar.node.channels.jobs import Source
-from laminar.node.channels.search import Budget, Page, Wanted, offsets_of, page_of
+from laminar.node.channels.open_records.jobs import Source
+from laminar.node.channels.open_records.search import Budget, Page, Wanted, offsets_of, page_of
 from laminar.node.partition.partition import Partition
 from laminar.wire.channels import ChannelSettings
 from tests.node.channels.test_delivery import CHANNEL, append, delivering, given, steps

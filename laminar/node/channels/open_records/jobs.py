@@ -1,7 +1,7 @@
 """The records that are given out to one request: their offsets, and the batches that contain them.
 
-An open record (out or aside) that was trimmed is read from its copy (`laminar.node.channels.carrier`), and is
-delivered with its own offset, time, key and headers.
+An open record (out or aside) that was trimmed is read from its copy (`carrier`), and is delivered with its
+own offset, time, key and headers.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from typing import Final, NamedTuple, TypeVar
 from laminar.batch import BatchError, Codec, build
 from laminar.http.api.problems import Problem
 from laminar.log.disk.errors import DamagedRange, StorageError
-from laminar.node.channels.jobs import Source, Stretch
+from laminar.node.channels.open_records.jobs import Source, Stretch
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.retention import STEP_BYTES
 from laminar.node.partition.state.channel_changes import Copied, channel_entry, spaced
