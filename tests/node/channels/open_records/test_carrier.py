@@ -15,10 +15,10 @@ from laminar.batch.header import Flag
 from laminar.http.api.problems import Problem
 from laminar.log.disk.errors import DamagedRange
 from laminar.node.api.channels.states import state_of
-from laminar.node.channels.delivery import Delivery
 from laminar.node.channels.open_records import carrier as carrier_module
 from laminar.node.channels.open_records.carrier import Carrier
 from laminar.node.channels.open_records.jobs import Source, frames_of
+from laminar.node.channels.reading import GivenRecords
 from laminar.node.channels.requests import Step, Verb
 from laminar.node.delay.carrier import Carrier as DelayedCarrier
 from laminar.node.delay.publisher import Publisher
@@ -724,15 +724,15 @@ async def test_what_is_deleted_before_it_is_read_fails_no_other(tmp_path: Path) 
         partition, delivery = held.partition, held.delivery
         await append(partition, b"a", b"b")
         await append(partition, b"c", b"d")
-        read = Delivery._read
+        read = GivenRecords.read
 
-        async def deleted_first(self: Delivery, *arguments: Any) -> Any:
+        async def deleted_first(self: GivenRecords, *arguments: Any) -> Any:
             if partition.start_offset == 0:
                 await partition.start_mover.delete(await partition.start_mover.index_before(2))
             return await read(self, *arguments)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Delivery, "_read", deleted_first)
+            patch.setattr(GivenRecords, "read", deleted_first)
             jobs = await delivery.receive(CHANNEL, wanted=4, wait_s=5)
         assert jobs is not None and not jobs.total
 
