@@ -24,7 +24,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "raft": (),
     "router": (),
     "membership.sealing": (),
-    "membership": ("router", "membership.sealing"),
+    "membership.gossip": ("membership.sealing",),
+    "membership": ("router",),
     "ebpf": ("router",),
     "laminar.checksum": (),
     "laminar.histogram": (),
@@ -201,6 +202,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "laminar.node.runtime": (
         *("laminar.node.host", "laminar.node.transport", "laminar.node.consensus", "laminar.node.secret"),
         *(*GENERIC, "laminar.batch", "laminar.http.protocol", "laminar.http.client", "laminar.log.*"),
+        "membership.gossip",
     ),
     "laminar.node.partition.state": (
         *("laminar.node.consensus", "laminar.batch", "laminar.http.api"),
@@ -474,7 +476,7 @@ PURE = (
     "router.*",
     "router",
     "membership.sealing.bound",
-    "membership.swim",
+    "membership.gossip.swim",
     "membership.records",
     "membership.requests",
     "membership.catalog_rules",

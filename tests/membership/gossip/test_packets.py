@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from swimprotocol.packet import Ack, Gossip, Packet, Ping, PingReq, Source
 from swimprotocol.status import Status
 
-from membership.packets import (
+from membership.gossip.packets import (
     Datagram,
     PacketError,
     address_text,

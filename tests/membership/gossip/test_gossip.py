@@ -17,12 +17,12 @@ import pytest
 from swimprotocol.packet import Ping, Source
 from swimprotocol.udp.pack import UdpPack
 
-from membership.gossip import Gossip, Member, monotonic_ms
-from membership.packets import Datagram, encode
+from membership.gossip.gossip import Gossip, Member, monotonic_ms
+from membership.gossip.packets import Datagram, encode
+from membership.gossip.swim import Swim, SwimSettings
 from membership.sealing.bound import Opened
 from membership.sealing.seal import NO_SECRET, GossipKey, Seal
 from membership.sealing.signed import SignedForm
-from membership.swim import Swim, SwimSettings
 
 FAST = SwimSettings(
     probe_period_ms=100, probe_timeout_ms=40, suspicion_ms=300, gossip_period_ms=20, seek_period_ms=200

@@ -22,7 +22,7 @@ from swimprotocol.packet import Gossip as Claim
 from swimprotocol.packet import Source
 from swimprotocol.status import Status
 
-from membership.packets import (
+from membership.gossip.packets import (
     ADDRESS,
     LEFT,
     Datagram,
@@ -33,8 +33,8 @@ from membership.packets import (
     encode,
     numeric_address,
 )
+from membership.gossip.swim import Swim, SwimSettings
 from membership.sealing.seal import GossipKey, Seal
-from membership.swim import Swim, SwimSettings
 
 log = logging.getLogger("membership.gossip")
 

@@ -28,8 +28,8 @@ from typing import TypeVar
 from swimprotocol.packet import Ack, Gossip, Packet, Ping, PingReq, Source
 from swimprotocol.status import Status
 
-from membership.packets import ADDRESS, LEFT, Datagram, address_of, encode, update_size
-from membership.precedence import SEVERITY, Peer, doubts, follow, newer, spread
+from membership.gossip.packets import ADDRESS, LEFT, Datagram, address_of, encode, update_size
+from membership.gossip.precedence import SEVERITY, Peer, doubts, follow, newer, spread
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

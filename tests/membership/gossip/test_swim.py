@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from swimprotocol.packet import Ack, Gossip, Ping, PingReq, Source
 from swimprotocol.status import Status
 
-from membership.packets import ADDRESS, LEFT, Datagram
-from membership.precedence import follow, newer
-from membership.swim import Swim, SwimSettings
+from membership.gossip.packets import ADDRESS, LEFT, Datagram
+from membership.gossip.precedence import follow, newer
+from membership.gossip.swim import Swim, SwimSettings
 from tests.long_examples import long
-from tests.membership.swim_world import World, address
+from tests.membership.gossip.swim_world import World, address
 
 SEEDS = range(5)
 

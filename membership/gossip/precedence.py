@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from swimprotocol.packet import Gossip
 from swimprotocol.status import Status
 
-from membership.packets import LEFT, address_of
+from membership.gossip.packets import LEFT, address_of
 
 SEVERITY = {Status.ONLINE: 0, Status.SUSPECT: 1, Status.OFFLINE: 2}
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable
 from swimprotocol.packet import Source
 from swimprotocol.status import Status
 
-from membership.packets import ADDRESS, Datagram, decode, encode
-from membership.swim import Swim, SwimSettings
+from membership.gossip.packets import ADDRESS, Datagram, decode, encode
+from membership.gossip.swim import Swim, SwimSettings
 
 
 class World:
