@@ -74,6 +74,6 @@ def fail(future: asyncio.Future[Any], error: BaseException) -> None:
 
 
 def ignore(done: asyncio.Future[Any]) -> None:
-    """Take the error of a future that nobody awaits."""
+    """Take the error of a future that is not awaited."""
     if not done.cancelled():
         done.exception()

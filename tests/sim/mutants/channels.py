@@ -530,7 +530,7 @@ CHANNELS = [
     ),
     case(
         "a channel that was deleted and made again has the state of the one before it",
-        "membership.catalog_rules:create_channel",
+        "membership.channel_rules:create_channel",
         "ChannelRecord(version, version,",
         "ChannelRecord(1, version,",
         tests=("tests/membership/test_channel_rules.py",),
