@@ -17,8 +17,16 @@ from typing import Protocol, TypeVar
 import msgspec
 
 from membership import catalog_rules as rules
-from membership import placement_rules, replica_rules, route_rules
+from membership import (
+    channel_rules,
+    credential_rules,
+    limit_rules,
+    placement_rules,
+    replica_rules,
+    route_rules,
+)
 from membership.boot_history import BootRecord
+from membership.changes import Change
 from membership.records import (
     CatalogState,
     NodeRecord,
@@ -56,7 +64,7 @@ CODE_VERSION = 7
 ACCESS_SINCE = 6
 """The code version from which on there are credentials."""
 
-LIMITS_SINCE = rules.LIMITS_SINCE
+LIMITS_SINCE = limit_rules.LIMITS_SINCE
 """The code version from which on principals have limits, and topics owners."""
 
 RESULTS_KEPT = 1024
@@ -99,7 +107,7 @@ class Proposer(Protocol):
 
 
 Request = TypeVar("Request", bound=msgspec.Struct)
-Rule = Callable[[CatalogState, Request], rules.Change]
+Rule = Callable[[CatalogState, Request], Change]
 
 
 class CatalogTables(Replicated):  # type: ignore[misc]  # pysyncobj has no types
@@ -184,18 +192,18 @@ class CatalogTables(Replicated):  # type: ignore[misc]  # pysyncobj has no types
 
     @replicated_since(ver=4)
     def change_channel(self, request: str) -> Result:
-        """Change a topic's channels (`catalog_rules.change_channel`)."""
-        return self._follow(rules.change_channel, ChangeChannel, request)
+        """Change a topic's channels (`channel_rules.change_channel`)."""
+        return self._follow(channel_rules.change_channel, ChangeChannel, request)
 
     @replicated_since(ver=6)
     def change_access(self, request: str) -> Result:
-        """Change the credentials (`catalog_rules.change_access`)."""
-        return self._follow(rules.change_access, ChangeAccess, request)
+        """Change the credentials (`credential_rules.change_access`)."""
+        return self._follow(credential_rules.change_access, ChangeAccess, request)
 
     @replicated_since(ver=7)
     def change_limits(self, request: str) -> Result:
-        """Change the limits of a principal (`catalog_rules.change_limits`)."""
-        return self._follow(rules.change_limits, ChangeLimits, request)
+        """Change the limits of a principal (`limit_rules.change_limits`)."""
+        return self._follow(limit_rules.change_limits, ChangeLimits, request)
 
 
 class _Snapshot(msgspec.Struct, frozen=True):
@@ -407,7 +415,7 @@ class Catalog:
         return await self._command(self._tables.change_route, ChangeRoute(step))
 
     async def change_channel(self, step: ChannelStep) -> Result:
-        """Create, change or delete a channel of a topic (`catalog_rules.change_channel`).
+        """Create, change or delete a channel of a topic (`channel_rules.change_channel`).
 
         Outcomes: created, updated, deleted, exists, unchanged, already_exists, absent, conflict, invalid,
         quota.
@@ -420,7 +428,7 @@ class Catalog:
         return await self._command(self._tables.change_channel, ChangeChannel(step))
 
     async def change_access(self, step: AccessStep) -> Result:
-        """Create or revoke a credential (`catalog_rules.change_access`).
+        """Create or revoke a credential (`credential_rules.change_access`).
 
         Outcomes: created, deleted, exists, already_exists, absent, conflict, invalid, quota.
 
@@ -432,7 +440,7 @@ class Catalog:
         return await self._command(self._tables.change_access, ChangeAccess(step))
 
     async def change_limits(self, principal: str, limits: Mapping[str, int], *, version: int) -> Result:
-        """Replace a principal's limits if they still have `version` (`catalog_rules.change_limits`).
+        """Replace a principal's limits if they still have `version` (`limit_rules.change_limits`).
 
         Outcomes: created, updated, deleted, unchanged, conflict, invalid, quota.
 

@@ -358,7 +358,7 @@ class CredentialRecord(msgspec.Struct, frozen=True, gc=False):
 class LimitRecord(msgspec.Struct, frozen=True, gc=False):
     """The limits of a principal. The record of `principal` "*" is for each principal without one of its own.
 
-    `limits` has the limits that are set, by name (`catalog_rules.LIMITS`); a missing one is unlimited.
+    `limits` has the limits that are set, by name (`limit_rules.LIMITS`); a missing one is unlimited.
     """
 
     principal: str

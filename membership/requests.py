@@ -1,8 +1,8 @@
 """The catalog's requests, which commands carry, and their results.
 
 The proposer decides all that depends on a clock, on randomness or on which nodes are alive, and puts it into
-the request. This module has only the fields; `catalog_rules`, `replica_rules`, `placement_rules` and
-`route_rules` say what they change. Requests are JSON text in the log of group 0, so new fields go last and
+the request. This module has only the fields; `catalog_rules` and the other modules `*_rules`
+say what they change. Requests are JSON text in the log of group 0, so new fields go last and
 have defaults.
 """
 

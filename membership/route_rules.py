@@ -25,7 +25,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from membership.catalog_rules import GROUP_ID_BYTES, over_limit, tombstone_of
+from membership.catalog_rules import GROUP_ID_BYTES, tombstone_of
+from membership.limit_rules import over_limit
 from membership.records import (
     CatalogState,
     KeyRange,

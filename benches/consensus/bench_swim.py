@@ -1,7 +1,8 @@
 """`make bench-swim`: how fast SWIM finds a dead node and tells all, and what it wrongly takes for dead.
 
-The production core (`membership.swim`) with its default settings over simulated wires: virtual time, 1 to 10
-ms for each datagram, so the figures say what the protocol does, not what this machine does. For each size:
+The production core (`membership.gossip.swim`) with its default settings over simulated wires: virtual time, 1
+to 10 ms for each datagram, so the figures say what the protocol does, not what this machine does. For each
+size:
 
 * a death: from the kill until the first member counts the dead one as offline, and until all do;
 * a join: rounds (gossip periods) until all members see the new one, beside log2 N;
@@ -18,7 +19,7 @@ from functools import partial
 
 from swimprotocol.status import Status
 
-from tests.membership.swim_world import World
+from tests.membership.gossip.swim_world import World
 
 STOPS_MS = (500, 1_500, 2_500)
 

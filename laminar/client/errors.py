@@ -8,7 +8,7 @@ public functions for a fault of the network or the server.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -171,6 +171,17 @@ def client_closed(*, maybe_applied: bool) -> Error:
             "the client was closed before the answer came", code="client_closed", outcome="unknown"
         )
     return Unavailable("the client was closed", code="client_closed", outcome="not_applied")
+
+
+def no_partition(partition: int, numbers: Collection[int], *, topic: str = "the topic") -> ConfigError:
+    """Return the error for a partition that is not among `numbers`, the partitions of a topic."""
+    return ConfigError(
+        f"{topic} has no partition {partition}: it has {len(numbers)}, the last is {max(numbers)}",
+        code="no_partition",
+        field="partition",
+        value=partition,
+        limit=max(numbers),
+    )
 
 
 def untrusted(failure: TlsFailed) -> Untrusted:

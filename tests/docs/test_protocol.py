@@ -12,7 +12,7 @@ from laminar.node.transport.frame_check import MAC_BYTES, Checksum
 from laminar.node.transport.handshake import Channel, Hello
 from laminar.node.transport.link import HEADER, FrameKind
 from laminar.wire import datagram
-from membership.gossip import MAX_DATAGRAM_BYTES
+from membership.gossip.gossip import MAX_DATAGRAM_BYTES
 from membership.sealing.bound import (
     CHALLENGE_MAGIC,
     HEAD_BYTES,

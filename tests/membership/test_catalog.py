@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from membership import catalog_rules as rules
 from membership.boot_history import BootRecord
 from membership.catalog import CODE_VERSION, Catalog, NotCatalogLeader, OutcomeUnknown
+from membership.changes import Change
 from membership.records import (
     CatalogState,
     NodeRecord,
@@ -541,7 +542,7 @@ class Rules(RuleBasedStateMachine):
         self.groups: dict[bytes, tuple[str, int, int]] = {}
         self.progress: dict[bytes, int] = {}
 
-    def follow(self, change: rules.Change) -> None:
+    def follow(self, change: Change) -> None:
         before, (after, result) = self.state, change
         changed = result.outcome in ("created", "updated", "deleted", "marked")
         assert after.version == before.version + changed == result.version

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from laminar.wire import channels
-from membership import catalog_rules as rules
-from membership import route_rules
+from membership import catalog_rules, route_rules
+from membership import channel_rules as rules
 from membership.catalog import Catalog, NotEnabled
 from membership.catalog_delta import CatalogDelta, changed_by, delta_between
 from membership.records import CatalogState, ChannelRecord, TopicRecord
@@ -46,9 +46,9 @@ def do(state: CatalogState, step: ChannelStep) -> tuple[CatalogState, Result]:
 
 
 def with_topic(name: str = "t") -> CatalogState:
-    state, _ = rules.register_node(CatalogState(), RegisterNode(node("a")))
+    state, _ = catalog_rules.register_node(CatalogState(), RegisterNode(node("a")))
     request = CreateTopic(name, 1, 1, {}, [b"g" * 16], [["a"]], 1)
-    state, result = rules.create_topic(state, request)
+    state, result = catalog_rules.create_topic(state, request)
     assert result.outcome == "created"
     return state
 
@@ -123,7 +123,7 @@ def test_a_channel_knows_which_partitions_took_no_records_before_it() -> None:
     """The outputs of a change that is under way, and all that are made later."""
     state = with_topic()
     begun = BeginChange("t", 0, [0], [9], [b"h" * 16, b"i" * 16], [["a"], ["a"]], "strict", 1, 1)
-    state, _ = rules.mark_made(state, MarkMade("a", b"a" * 16, [b"g" * 16]))
+    state, _ = catalog_rules.mark_made(state, MarkMade("a", b"a" * 16, [b"g" * 16]))
     under_way, changed = route_rules.change_route(state, ChangeRoute(begun))
     assert "created" == changed.outcome, changed
     during, _ = do(under_way, CreateChannel("t", "c", {}))
@@ -164,12 +164,12 @@ def test_all_topics_together_have_no_more_channels_than_the_limit(monkeypatch: p
     monkeypatch.setattr(rules, "MOST_CHANNELS", 3)
     state = with_topic()
     request = CreateTopic("u", 1, 1, {}, [b"h" * 16], [["a"]], 1)
-    state, _ = rules.create_topic(state, request)
+    state, _ = catalog_rules.create_topic(state, request)
     for number in range(3):
         state, _ = do(state, CreateChannel("tu"[number % 2], f"c{number}", {}))
 
     assert "quota" == do(state, CreateChannel("u", "more", {}))[1].outcome
-    state, deleted = rules.delete_topic(state, DeleteTopic("t", 1))
+    state, deleted = catalog_rules.delete_topic(state, DeleteTopic("t", 1))
     assert "deleted" == deleted.outcome
     assert "created" == do(state, CreateChannel("u", "more", {}))[1].outcome
 

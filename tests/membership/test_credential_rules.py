@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from laminar.http.api.documents import access as documents
 from laminar.http.api.roles import ROLES
-from membership import catalog_rules as rules
+from membership import credential_rules as rules
 from membership.catalog_delta import changed_by, delta_between
 from membership.records import CatalogState, Grant
 from membership.requests import ChangeAccess, CreateCredential, RevokeCredential

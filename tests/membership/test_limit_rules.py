@@ -9,7 +9,8 @@ import pytest
 
 from laminar.cli.commands.admin.limit import NAMES
 from laminar.http.api.documents import access as documents
-from membership import catalog_rules as rules
+from membership import catalog_rules, channel_rules
+from membership import limit_rules as rules
 from membership.catalog_delta import changed_by, delta_between
 from membership.records import CatalogState, ChannelRecord, NodeRecord
 from membership.requests import ChangeChannel, ChangeLimits, CreateChannel, CreateTopic, DeleteTopic, Result
@@ -30,7 +31,7 @@ def create(
 ) -> tuple[CatalogState, Result]:
     """State and result after the creation of a topic."""
     groups = [f"{name}{number}".encode().ljust(16, b"g") for number in range(partitions)]
-    return rules.create_topic(
+    return catalog_rules.create_topic(
         state, CreateTopic(name, partitions, 1, {}, groups, [["a"]] * partitions, 1, owner), **more
     )
 
@@ -89,7 +90,7 @@ def test_topics_and_partitions_count_for_their_owner() -> None:
     assert "exists" == create(state, "two")[1].outcome
     assert "created" == create(state, "three", owner="other")[1].outcome
     assert "created" == create(state, "three", owner="")[1].outcome
-    state, _ = rules.delete_topic(state, DeleteTopic("one", 1))
+    state, _ = catalog_rules.delete_topic(state, DeleteTopic("one", 1))
     assert "created" == create(state, "three")[1].outcome
 
 
@@ -105,9 +106,9 @@ def test_channels_count_for_the_owner_of_their_topic() -> None:
     """Whoever makes them."""
     state, _ = create(limited(channels=1), "one")
     state, _ = create(state, "two")
-    state, result = rules.change_channel(state, ChangeChannel(CreateChannel("one", "c", {})))
+    state, result = channel_rules.change_channel(state, ChangeChannel(CreateChannel("one", "c", {})))
     assert "created" == result.outcome
-    _, result = rules.change_channel(state, ChangeChannel(CreateChannel("two", "c", {})))
+    _, result = channel_rules.change_channel(state, ChangeChannel(CreateChannel("two", "c", {})))
     assert ("quota", "channels", 2, 1) == (result.outcome, result.what, result.value, result.limit)
     assert isinstance((state.topics["one"].channels or {})["c"], ChannelRecord)
 

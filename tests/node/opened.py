@@ -16,7 +16,7 @@ from laminar.node.consensus.replica import Replica, initial_frame
 from laminar.node.host.clock import Clock
 from laminar.node.runtime.replica_factory import ReplicaFactory
 from laminar.node.secret.keyring import Keyring
-from laminar.node.shard.replica_startup import ReplicaOpener
+from laminar.node.shard.replicas.replica_startup import ReplicaOpener
 from laminar.node.trace.ring import TraceRing
 from laminar.node.transport.rpc import PeerLost
 from laminar.node.transport.transport import TcpAddress, Transport

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from laminar.batch import Batch, Buffer, Header, Kind, as_due
-from laminar.node.channels.scanner import key_hash
+from laminar.node.channels.open_records.keys import key_hash
 from laminar.node.consensus.log_start import LogStartRecord, log_start_record
 from laminar.node.partition.state.channel_changes import (
     TIME_OUT,

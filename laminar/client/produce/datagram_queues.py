@@ -11,7 +11,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping
 
-from laminar.client.errors import ConfigError
+from laminar.client.errors import no_partition
 from laminar.client.policy.lanes import overlaps
 from laminar.client.policy.record_accumulator import sealed_error
 from laminar.client.produce.datagram_sockets import Address
@@ -134,14 +134,7 @@ class DatagramQueues:
         if partition in self._gone:
             raise sealed_error(partition, self.route.version)
         if partition not in self._queues:
-            raise ConfigError(
-                f"the topic has no partition {partition}: it has {len(self._queues)}, the last is "
-                f"{max(self._queues)}",
-                code="no_partition",
-                field="partition",
-                value=partition,
-                limit=max(self._queues),
-            )
+            raise no_partition(partition, self._queues)
         return self._queues[partition]
 
     def _place_of(self, route: Route, key: bytes | None) -> DatagramQueue:

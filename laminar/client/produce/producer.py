@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 
 from laminar.client.codecs import not_bytes
 from laminar.client.delivery_time import Delay, DeliverAt, delivery_time_ms
-from laminar.client.errors import ConfigError, Error, Overloaded, ProduceError, Undelivered
+from laminar.client.errors import ConfigError, Error, Overloaded, ProduceError, Undelivered, no_partition
 from laminar.client.policy.partition_queue import PartitionQueue, Pending
 from laminar.client.policy.record_accumulator import RecordAccumulator, sealed_error
 from laminar.client.policy.resume_numbers import BLOCK, Numbers
@@ -88,14 +88,7 @@ def queue_for(accumulator: RecordAccumulator, key: bytes | None, partition: int 
         if partition in accumulator.gone:
             raise sealed_error(partition, accumulator.route.version)
         if partition not in accumulator.queues:
-            raise ConfigError(
-                f"the topic has no partition {partition}: it has {len(accumulator.queues)}, the last is "
-                f"{max(accumulator.queues)}",
-                code="no_partition",
-                field="partition",
-                value=partition,
-                limit=max(accumulator.queues),
-            )
+            raise no_partition(partition, accumulator.queues)
         return accumulator.queues[partition]
     return accumulator.sticky if key is None else accumulator.queue_of(key)
 

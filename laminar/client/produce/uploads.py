@@ -30,7 +30,7 @@ from typing import Any
 from laminar.batch import BATCH_TYPE, BatchError, build
 from laminar.checksum import crc32c
 from laminar.client.codecs import not_bytes
-from laminar.client.errors import ConfigError, Error, Sealed
+from laminar.client.errors import Error, Sealed, no_partition
 from laminar.client.net.attempts import now_ms
 from laminar.client.net.session import Session, topic_path
 from laminar.client.policy.retry import Backoff
@@ -285,10 +285,4 @@ def joined_chunks_of(source: Any) -> Iterator[bytes]:
 def check_partition(topic: str, partition: int, numbers: Sequence[int]) -> None:
     """Raise `ConfigError` if `partition` is not in `numbers`, the partitions of the topic."""
     if partition not in numbers:
-        raise ConfigError(
-            f"topic {topic} has no partition {partition}: it has {len(numbers)}, the last is {max(numbers)}",
-            code="no_partition",
-            field="partition",
-            value=partition,
-            limit=max(numbers),
-        )
+        raise no_partition(partition, numbers, topic=f"topic {topic}")

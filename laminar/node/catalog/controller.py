@@ -46,8 +46,8 @@ from laminar.node.transport.transport import Address, Peer, TcpAddress, Transpor
 from membership.boot_history import BootRecord
 from membership.catalog import CODE_VERSION, Catalog, NotCatalogLeader
 from membership.catalog_rules import kept_by_command
-from membership.gossip import Gossip
-from membership.packets import address_text
+from membership.gossip.gossip import Gossip
+from membership.gossip.packets import address_text
 from membership.records import (
     CatalogState,
     NodeRecord,

@@ -26,7 +26,7 @@ from laminar.log.partition_log.log import Log
 from laminar.log.storage import Storage
 from laminar.node.transport.transport import Address, TcpAddress
 from membership.boot_history import BootRecord, newer
-from membership.gossip import Member
+from membership.gossip.gossip import Member
 from membership.records import (
     CatalogState,
 )

@@ -12,7 +12,7 @@ from laminar.node.catalog.local_replica import LocalReplica
 from laminar.node.placement.wanted import belonging_weights
 from laminar.node.transport.transport import Address
 from membership.boot_history import BootRecord
-from membership.gossip import Gossip
+from membership.gossip.gossip import Gossip
 from membership.records import (
     CatalogState,
     NodeRecord,

@@ -31,7 +31,7 @@ from laminar.node.placement.wanted import belonging_weights, zones_of
 from laminar.node.routes.messages import RouteProgress
 from laminar.node.transport.rpc import PeerLost
 from laminar.node.transport.transport import Transport, TransportError
-from membership import catalog_rules
+from membership import channel_rules, credential_rules, limit_rules
 from membership.boot_history import BootRecord
 from membership.catalog import NotCatalogLeader, NotEnabled, OutcomeUnknown
 from membership.records import (
@@ -568,9 +568,9 @@ class CatalogService:
             return CatalogAnswer(result=result)
         if result.what:
             return _over_limit(result)
-        limit = catalog_rules.MAX_CHANNELS
+        limit = channel_rules.MAX_CHANNELS
         if result.topic is None or len(result.topic.channels or ()) < limit:
-            limit = catalog_rules.MOST_CHANNELS
+            limit = channel_rules.MOST_CHANNELS
         return CatalogAnswer(error="quota", detail=result.detail, value=limit + 1, limit=limit)
 
     async def _change_access(self, request: AccessRequest) -> CatalogAnswer:
@@ -580,7 +580,7 @@ class CatalogService:
             return CatalogAnswer(error="not_enabled", detail=self._too_old(error.needed))
         if result.outcome != "quota":
             return CatalogAnswer(result=result)
-        limit = catalog_rules.MOST_CREDENTIALS
+        limit = credential_rules.MOST_CREDENTIALS
         return CatalogAnswer(error="quota", detail=result.detail, value=limit + 1, limit=limit)
 
     async def _change_limits(self, request: LimitsRequest) -> CatalogAnswer:
@@ -591,7 +591,7 @@ class CatalogService:
             return CatalogAnswer(error="not_enabled", detail=self._too_old(error.needed))
         if result.outcome != "quota":
             return CatalogAnswer(result=result)
-        limit = catalog_rules.MOST_LIMITS
+        limit = limit_rules.MOST_LIMITS
         return CatalogAnswer(error="quota", detail=result.detail, value=limit + 1, limit=limit)
 
     def led(self, leading: bool) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from laminar.node.channels.carrier import Carrier
 from laminar.node.channels.counts import ChannelCounts
 from laminar.node.channels.delivery import Delivery
+from laminar.node.channels.open_records.carrier import Carrier
 from laminar.node.partition.partition import Partition
 
 CHECK_S = 5.0

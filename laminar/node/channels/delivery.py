@@ -11,69 +11,40 @@ tokens change nothing: if the record is done the answer says so, otherwise the t
 over). Both answers are given only when the log is committed up to the end at which the table was read.
 
 The memory of a leader (`lines`) lasts for one term. `giver` chooses the records that are given out, and
-answers consumers.
+answers consumers; `settling` ends deliveries, `pinning` reserves records for transactions, and `dead_records`
+gives dead ones out again.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, Final
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Final
 
 from laminar.http.api.problems import Problem
-from laminar.log.disk.errors import DamagedRange
-from laminar.node.channels.counts import ChannelCount, ChannelCounts
-from laminar.node.channels.ends import Ends
+from laminar.node.channels.counts import ChannelCounts
+from laminar.node.channels.dead_records import DeadRecords
 from laminar.node.channels.giver import MAX_JOBS, Giver, was_late
-from laminar.node.channels.jobs import Jobs, Run, frames_of, split
-from laminar.node.channels.lines import Lines, Receiver
-from laminar.node.channels.pinning import wanted_of
-from laminar.node.channels.proposing import fail, propose, seen
-from laminar.node.channels.queue import Queue
-from laminar.node.channels.requests import Settled, Step, Verb
+from laminar.node.channels.lines import TICK_S, Lines, Receiver
+from laminar.node.channels.open_records.jobs import Jobs, Run
+from laminar.node.channels.pinning import Pins
+from laminar.node.channels.proposing import confirmed, propose, seen
+from laminar.node.channels.reading import GivenRecords
+from laminar.node.channels.requests import Settled, Step
+from laminar.node.channels.settling import Settling, check_range
 from laminar.node.channels.watchers import Watchers
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.problems import not_leader
 from laminar.node.partition.receipts import Receipt
-from laminar.node.partition.state.channel_changes import (
-    Acknowledged,
-    Closed,
-    Opened,
-    Retried,
-    Sought,
-    runs_of,
-    spaced,
-    spaced_runs,
-)
-from laminar.node.partition.state.channels import Channel, Out, Why
-from laminar.node.partition.state.pins import PINS_SINCE, PartAcks, PinsEnded
+from laminar.node.partition.state.channel_changes import Closed, Opened, Sought, runs_of
+from laminar.node.partition.state.channels import Why
+from laminar.node.partition.state.pins import PartAcks
 from laminar.node.partition.state.staged_batches import BatchKey
 from laminar.node.trace.ring import Who
 from laminar.wire.channels import ChannelSettings, CursorStart, Named
 
-MAX_RANGE: Final = MAX_JOBS
-"""Most records that one request names."""
-TICK_S: Final = 0.1
-"""The shortest time between two checks for due records."""
 STALL_S: Final = 0.25
 """A timer that is late by more shows a stall of this process, which is not counted as time of consumers."""
-
-
-@dataclass(slots=True, eq=False)
-class _Settler:
-    """A request to acknowledge, nack, release or extend records; `extends` are the valid extensions."""
-
-    channel: int
-    steps: Sequence[Step]
-    future: asyncio.Future[Settled]
-    extends: list[tuple[int, Out, int]] = field(default_factory=list)
-    # Whether no entry was proposed for it, whose commit would prove that this replica still led.
-    is_unconfirmed: bool = False
-    # The requester, if the topic is traced.
-    who: Who | None = None
 
 
 async def _always(partition: Partition, channel: int) -> bool:
@@ -100,25 +71,23 @@ class Delivery:
         self._loop = asyncio.get_running_loop()
         self._watchers = Watchers()
         self._lines = Lines(partition, self._watchers, self._wake)
-        self._counts = ChannelCounts() if counts is None else counts
+        counts = ChannelCounts() if counts is None else counts
+        parts = self._partition, self._lines, self._watchers
+        self._settling = Settling(*parts, counts=counts, wake=self._wake)
+        self._pins = Pins(*parts, counts=counts, wake=self._wake)
+        self._dead_records = DeadRecords(partition, self._lines, self._wake)
+        self._given = GivenRecords(partition, self._settling)
         self._giver = Giver(
             *(partition, self._lines),
             precedes=precedes,
             wake=self._wake,
-            release=self._release,
-            counts=self._counts,
+            release=self._settling.release,
+            counts=counts,
         )
-        self._settlers: list[_Settler] = []
         self._turn_is_due = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_s = 0.0
         self._watch: asyncio.Task[None] | None = None
-        # The loop's time at which a batch last asked for its pins; pins made by earlier leaders are not in
-        # it.
-        self.pinned_s: dict[BatchKey, float] = {}
-        self.acknowledged = 0
-        self.late = 0
-        self.died = 0
 
     @property
     def given(self) -> int:
@@ -129,6 +98,26 @@ class Delivery:
     def repeated(self) -> int:
         """The number of records that were given out again, after an earlier delivery."""
         return self._giver.repeated
+
+    @property
+    def acknowledged(self) -> int:
+        """The number of records that were acknowledged."""
+        return self._settling.acknowledged + self._pins.acknowledged
+
+    @property
+    def late(self) -> int:
+        """The number of steps of consumers that came after their delivery was over."""
+        return self._settling.late
+
+    @property
+    def died(self) -> int:
+        """The number of records that became dead."""
+        return self._settling.died
+
+    @property
+    def pinned_s(self) -> dict[BatchKey, float]:
+        """The loop's time at which a batch last asked for its pins, as far as this leader knows."""
+        return self._pins.asked_s
 
     # -- requests ------------------------------------------------------------------------------
 
@@ -209,7 +198,7 @@ class Delivery:
             runs = await future
             if runs is None:
                 return None
-            jobs = await self._read(channel, runs, receiver.late)
+            jobs = await self._given.read(channel, runs, receiver.late)
             if self._partition.context.trace is not None:
                 self._partition.context.trace.read([run.first for run in jobs.runs], jobs.frames)
             return jobs
@@ -218,7 +207,7 @@ class Delivery:
             if future.done() and not future.cancelled() and future.exception() is None:
                 runs = future.result()
             if runs:
-                self._release(channel, runs)
+                self._settling.release(channel, runs)
             raise
 
     async def settle(self, channel: int, steps: Sequence[Step], *, who: Who | None = None) -> Settled:
@@ -228,23 +217,7 @@ class Delivery:
             Problem: as `receive`; 422 `invalid` when too many records are named. After the outcome `unknown`
                 the request may have been carried out; it may be repeated safely.
         """
-        self._partition.check_leads()
-        self._lines.of(channel)
-        _check_range([step.named for step in steps])
-        settler = _Settler(channel, steps, self._loop.create_future(), who=who)
-        self._settlers.append(settler)
-        self._wake()
-        settled = await settler.future
-        if settler.is_unconfirmed or settler.extends:
-            # A deposed leader may lack later deliveries, after a seek also of records that are done here. Nor
-            # may it extend deliveries: the next leader counts by its own clock.
-            await self._partition.reader.confirmed_bounds()
-        if settler.extends:
-            missed = self._extend(settler)
-            if missed:
-                await seen(self._partition)  # the entry that ended them may not be committed yet
-                settled = Settled(settled.done - len(missed), settled.late + missed)
-        return settled
+        return await self._settling.settle(channel, steps, who=who)
 
     async def ended(
         self, channel: int, stream: int, named: Sequence[Named], *, wait_s: float
@@ -259,7 +232,7 @@ class Delivery:
             Problem: as `receive`; 422 `invalid` when too many records are named.
         """
         deadline_s = self._loop.time() + wait_s
-        _check_range(named)
+        check_range(named)
         offsets = [offset for each in named for offset in range(each.first, each.end)]
         while True:
             self._partition.check_leads()
@@ -277,99 +250,29 @@ class Delivery:
                 late += sum(was_late(held, offset) for offset in out)
             if over:
                 # A deposed leader may lack deliveries of the next leader, which are not over.
-                await self._confirmed()
+                await confirmed(self._partition)
                 return over, late
             left_s = deadline_s - self._loop.time()
             if left_s <= 0 or not await self._watchers.wait(channel, stream, offsets, left_s):
                 return [], 0
 
-    # -- transactions --------------------------------------------------------------------------
+    # -- pins, places and the dead ------------------------------------------------------------------
 
     async def pin(self, batch: BatchKey, acks: Sequence[PartAcks]) -> int:
-        """Pin (reserve) records for a batch of a sink, which will acknowledge them.
-
-        Returns the index of the entry when that is committed.
-
-        From then on they are out until `end_pins`: they do not expire, and no consumer may end their
-        delivery. To repeat the same request changes nothing.
-
-        Raises:
-            Problem: as `wanted_of`; 422 `invalid` when the flush policy is `interval`; 503 `not_enabled`; 503
-                `not_leader`, or the log takes no entry.
-        """
-        partition = self._partition
-        partition.check_leads()
-        partition.context.check_knows(PINS_SINCE, "acknowledgements in transactions")
-        if partition.log.policy.is_interval:
-            # Without a sync a power failure could lose the entry, and jobs of a decided batch be given out
-            # again.
-            raise Problem(
-                "invalid",
-                "transactions require partitions with the flush policy `commit`",
-                field="flush",
-                value="interval",
-                limit="commit",
-                outcome="not_applied",
-            )
-        try:
-            changes = wanted_of(partition.state.channels, batch, acks)
-        except Problem:
-            # A deposed leader may not know of the delivery, nor that another batch has ended.
-            await partition.reader.confirmed_bounds()
-            await seen(self._partition)
-            changes = wanted_of(partition.state.channels, batch, acks)
-        for change in changes:
-            self._lines.of(change.channel)
-        # Synced, as replicas change to the policy `interval` one by one.
-        future = propose(self._partition, [*changes], synced=True) if changes else seen(self._partition)
-        held = partition.state.channels.pins.get(batch)
-        self.pinned_s[batch] = self._loop.time()
-        await future
-        return 0 if held is None else held.entry
+        """Pin (reserve) records for a batch of a sink (`Pins.pin`); return the index of the entry."""
+        return await self._pins.pin(batch, acks)
 
     async def end_pins(self, batch: BatchKey, *, done: bool, index: int | None = None) -> None:
-        """End the pins (reservations of records) of a batch here; return when that is committed.
+        """End the pins of a batch here (`Pins.end`); return when that is committed."""
+        await self._pins.end(batch, done=done, index=index)
 
-        To repeat the call changes nothing.
+    async def retry_dead(self, channel: int, offsets: Iterable[int] | None, *, who: Who | None = None) -> int:
+        """Give out dead records again (None: all of them); return their number. Raises `Problem`."""
+        return await self._dead_records.retry(channel, offsets, who=who)
 
-        With `done` the records are acknowledged: the caller knows that the batch is decided. Without, the
-        time of their deliveries begins again: the caller knows that the batch is not decided, and cannot be
-        any more. `index`, if given, limits this to records that were pinned by the entry with this index.
-
-        Raises:
-            Problem: 503 `not_leader`, or the log takes no entry.
-        """
-        partition = self._partition
-        partition.check_leads()
-        held = partition.state.channels.pins.get(batch)
-        if held is None or index not in (None, held.entry):
-            # A deposed leader may lack the pins that are to be ended, and must not answer that they were.
-            await partition.reader.confirmed_bounds()
-            held = partition.state.channels.pins.get(batch)
-            if held is None or index not in (None, held.entry):
-                await seen(self._partition)
-                return
-        ended: list[tuple[Queue, dict[int, Out]]] = []
-        for channel, offsets in partition.state.channels.pinned(batch).items():
-            queue, outs = self._lines.of(channel).queue, self._lines.channel(channel).out
-            ended.append((queue, {offset: outs[offset] for offset in offsets}))
-        future = propose(self._partition, [PinsEnded(*batch, done=done)], synced=True)
-        self.pinned_s.pop(batch, None)
-        now_s = self._lines.now_s()
-        for queue, before in ended:
-            for offset, out in before.items():
-                if done:
-                    queue.ended(offset, out, None)
-                else:
-                    queue.extend(offset, out.delivery, now_s + out.timeout_ms / 1000)
-            if done:
-                self.acknowledged += len(before)
-                self._count(queue.channel).acknowledged += len(before)
-                self._watchers.ended(queue.channel.id, before)
-        self._wake()
-        await future
-
-    # -- places and the dead -------------------------------------------------------------------
+    async def drop_dead(self, channel: int, offsets: Iterable[int] | None, *, who: Who | None = None) -> int:
+        """Drop dead records (None: all of them); return their number. Raises `Problem`."""
+        return await self._dead_records.drop(channel, offsets, who=who)
 
     async def seek(self, channel: int, offset: int, *, drop: bool = False, who: Who | None = None) -> Receipt:
         """Move a channel to `offset`: all records from there on are given out again.
@@ -393,50 +296,6 @@ class Delivery:
             name = self._partition.context.name
             raise Problem("changing", f"{name} is being reclaimed", outcome="not_applied")
 
-    async def retry_dead(self, channel: int, offsets: Iterable[int] | None, *, who: Who | None = None) -> int:
-        """Give out dead records again (None: all of them); return their number. Raises `Problem`."""
-        dead = self._dead(channel, offsets)
-        if not dead:
-            await self._confirmed()
-            return 0
-        line = self._lines.of(channel)
-        before = {offset: line.queue.channel.aside[offset] for offset in dead}
-        future = propose(
-            self._partition,
-            [Retried(channel, [part for each in spaced(dead) for part in (each, 0)])],
-            who=who,
-        )
-        now_s = self._lines.now_s()
-        for offset, aside in before.items():
-            line.queue.retried(offset, aside, now_s)
-        self._wake()
-        await future
-        return len(dead)
-
-    async def drop_dead(self, channel: int, offsets: Iterable[int] | None, *, who: Who | None = None) -> int:
-        """Drop dead records (None: all of them); return their number. Raises `Problem`."""
-        dead = self._dead(channel, offsets)
-        await (self._drop(channel, dead, who=who) if dead else self._confirmed())
-        return len(dead)
-
-    async def _confirmed(self) -> None:
-        """Wait until the table, as it was read, is committed, and a majority confirms this leader.
-
-        It is needed before an answer for which no entry was proposed: a deposed leader may lack entries that
-        the next one has committed. The commit of an entry proves as much. Raises 503 `not_leader`.
-        """
-        await self._partition.reader.confirmed_bounds()
-        await seen(self._partition)
-
-    def _drop(self, channel: int, dead: list[int], *, who: Who | None = None) -> asyncio.Future[Receipt]:
-        line = self._lines.of(channel)
-        before = {offset: line.queue.channel.aside[offset] for offset in dead}
-        future = propose(self._partition, [Acknowledged(channel, spaced_runs(runs_of(dead)))], who=who)
-        for offset, aside in before.items():
-            line.queue.ended(offset, None, aside)
-        self._wake()
-        return future
-
     async def is_drained(self, channel: int) -> bool:
         """Return whether the partition is sealed and the channel is done with all its records. Leader only.
 
@@ -449,7 +308,7 @@ class Delivery:
         # The table is read first: an entry that is appended after that is not awaited, and may be lost.
         if not self._has_ended_all(channel):
             return False
-        await self._confirmed()
+        await confirmed(self._partition)
         return True
 
     def _has_ended_all(self, channel: int) -> bool:
@@ -466,19 +325,10 @@ class Delivery:
         """Drop dead records that are older than the channel's `dead_ms`. Call it regularly."""
         if not self._partition.leads:
             return
-        pins = self._partition.state.channels.pins
-        self.pinned_s = {batch: at_s for batch, at_s in self.pinned_s.items() if batch in pins}
+        self._pins.check()
         now_ms = self._partition.context.now_ms()
         for channel in list(self._partition.state.channels.by_id.values()):
-            old = [
-                offset
-                for offset, aside in channel.aside.items()
-                if aside.why is Why.DEAD and now_ms - aside.due_ms > channel.settings.dead_ms
-            ]
-            if old:
-                with suppress(Problem):
-                    self._drop(channel.id, sorted(old)).add_done_callback(_ignore)
-            elif channel.open:
+            if not self._dead_records.drop_old(channel, now_ms) and channel.open:
                 self._lines.of(channel.id)  # its time-outs are looked at, though no consumer asks
         self._wake()
 
@@ -504,7 +354,7 @@ class Delivery:
         try:
             if self._leads():
                 now_s = self._lines.now_s()
-                self._end_deliveries(now_s)
+                self._settling.end_deliveries(now_s)
                 self._giver.give_out(now_s)
                 self._watch_for_records()
                 self._set_timer()
@@ -521,177 +371,8 @@ class Delivery:
         return True
 
     def _refuse_all(self, problem: Problem) -> None:
-        settlers, self._settlers = self._settlers, []
         self._lines.end_term(problem)
-        for settler in settlers:
-            fail(settler.future, problem)
-
-    # -- deliveries that end -------------------------------------------------------------------
-
-    def _end_deliveries(self, now_s: float) -> None:
-        """Propose an entry that ends the deliveries that consumers have settled, or that have expired."""
-        settlers, self._settlers = self._settlers, []
-        ends = Ends()
-        answers: list[tuple[_Settler, Settled]] = []
-        for settler in settlers:
-            if settler.future.done():
-                continue
-            channel = self._partition.state.channels.by_id.get(settler.channel)
-            if channel is None:
-                fail(settler.future, Problem("no_such_channel", "it was deleted", outcome="not_applied"))
-                continue
-            self._lines.of(channel.id)  # created now, from the table as it is before this turn
-            settled, settler.extends = ends.settle(channel, settler.steps)
-            answers.append((settler, settled))
-        overdue: dict[int, list[int]] = {}
-        for number, line in self._lines.by_id.items():
-            found = overdue[number] = line.queue.overdue(now_s)
-            for offset in found:
-                ends.overdue(line.queue.channel, offset, line.queue.channel.out[offset])
-        changes = ends.changes()
-        try:
-            said = partial(self._requesters, [settler for settler, _ in answers])
-            ends_now = partial(propose, self._partition, changes, requesters=said)
-            future = ends_now() if changes else seen(self._partition) if answers else None
-            for settler, _ in answers:
-                settler.is_unconfirmed = not changes
-        except Problem as problem:
-            for settler, _ in answers:
-                fail(settler.future, problem)
-            for number, found in overdue.items():
-                self._lines.by_id[number].queue.put_back(found, now_s + TICK_S)
-            return
-        if future is not None:
-            future.add_done_callback(partial(_answer, answers))
-        self._note_ends(ends, now_s)
-
-    def _requesters(self, said: Iterable[_Settler]) -> dict[tuple[int, int], Who]:
-        """Return by channel and offset the requester whose step ends a delivery: the first valid one."""
-        found: dict[tuple[int, int], Who] = {}
-        for settler in said:
-            channel = self._partition.state.channels.by_id.get(settler.channel)
-            if settler.who is None or channel is None:
-                continue
-            for step in settler.steps:
-                for offset in range(step.named.first, step.named.end):
-                    out = channel.out.get(offset)
-                    if out is not None and out.delivery == step.named.delivery and step.verb != "extend":
-                        found.setdefault((channel.id, offset), settler.who)
-        return found
-
-    def _note_ends(self, ends: Ends, now_s: float) -> None:
-        self.late += ends.late.total()
-        self.died += ends.died.total()
-        for channel, late in ends.late.items():
-            if late:
-                self._count(self._lines.of(channel).queue.channel).late += late
-        for channel, died in ends.died.items():
-            self._count(self._lines.of(channel).queue.channel).died += died
-        for channel, acked in ends.acked.items():
-            self.acknowledged += len(acked)
-            self._watchers.ended(channel, acked)
-            queue = self._lines.of(channel).queue
-            self._count(queue.channel).acknowledged += len(acked)
-            for offset, out in acked.items():
-                queue.ended(offset, out, None)
-        for (channel, _), items in ends.failed.items():
-            self._watchers.ended(channel, [offset for offset, *_ in items])
-            queue = self._lines.of(channel).queue
-            for offset, out, delay_ms, _ in items:
-                queue.put_aside(offset, out, now_s + max(0, delay_ms) / 1000)
-
-    def _extend(self, settler: _Settler) -> list[Named]:
-        """Extend deliveries; return the records that are no longer out."""
-        channel = self._partition.state.channels.by_id.get(settler.channel)
-        line = self._lines.by_id.get(settler.channel)
-        if line is not None and self._lines.is_stale(settler.channel, line):
-            self._lines.renew(settler.channel)
-        now_s = self._lines.now_s()
-        missed: list[Named] = []
-        trace = self._partition.context.trace
-        for offset, out, timeout_ms in settler.extends:
-            if channel is None or channel.out.get(offset) != out:
-                missed.append(Named(self._partition.number, offset, offset + 1, out.delivery))
-            elif line is not None:
-                line.queue.extend(offset, out.delivery, now_s + timeout_ms / 1000)
-                if trace is not None:
-                    now_ms = self._partition.context.now_ms()
-                    trace.extended(
-                        *(channel, offset, out.delivery, settler.who),
-                        entry=self._partition.committed_index,
-                        at_ms=now_ms,
-                        due_ms=now_ms + timeout_ms,
-                    )
-        self._wake()
-        return missed
-
-    def _release(self, channel: int, runs: Iterable[Run]) -> None:
-        """Release records that were given out to a consumer that is gone, so that others get them at once."""
-        if not self._partition.leads or channel not in self._partition.state.channels.by_id:
-            return
-        self._settle_alone(channel, "release", runs)
-
-    def _settle_alone(self, channel: int, verb: Verb, runs: Iterable[Run], reason: str = "") -> None:
-        """Queue a step (nack or release) without a consumer, which is gone or cannot get the records."""
-        number = self._partition.number
-        steps = [Step(verb, Named(number, run.first, run.end, run.delivery), reason=reason) for run in runs]
-        future: asyncio.Future[Settled] = self._loop.create_future()
-        future.add_done_callback(_ignore)
-        self._settlers.append(_Settler(channel, steps, future))
-        self._wake()
-
-    # -- what is given out ---------------------------------------------------------------------
-
-    # -- reading -------------------------------------------------------------------------------
-
-    async def _read(self, channel: int, runs: list[Run], late: Collection[int]) -> Jobs:
-        """Return records that were given out, with their batches.
-
-        Records that cannot be read are released.
-        """
-        number = self._partition.number
-        held = self._partition.state.channels.by_id.get(channel)
-        floor = held.floor if held is not None else 0
-        if not runs:
-            return Jobs(number, floor, [], [])
-        try:
-            frames, count = await frames_of(self._partition, runs)
-        except DamagedRange as damage:
-            # Other replicas may have the record; if none has, it is dead after some attempts.
-            first, end = damage.first_offset, max(damage.next_offset, runs[0].first + 1)
-        except Problem as problem:
-            if problem.code != "offset_expired":
-                self._release(channel, runs)
-                raise
-            # The record was deleted meanwhile, or its copy is lost on all replicas: then it becomes dead.
-            first = problem.value if isinstance(problem.value, int) else runs[0].first
-            end = self._end_of_expired(first, runs[0].end)
-        else:
-            if count < len(runs):
-                self._release(channel, runs[count:])
-            again = (
-                [offset for run in runs[:count] for offset in range(run.first, run.end) if offset in late]
-                if late
-                else []
-            )
-            return Jobs(number, floor, runs[:count], frames, again)
-        whole, rest = split(runs, first)
-        if whole and rest:
-            # The unreadable record is given out again at once, and is then the first.
-            self._release(channel, rest)
-            return await self._read(channel, whole, late)
-        lost, rest = split(runs, end)
-        self._settle_alone(channel, "nack", lost, "damaged")
-        self._release(channel, rest)
-        return Jobs(number, floor, [], [])
-
-    def _end_of_expired(self, first: int, end: int) -> int:
-        """Return the offset after the records from `first` on that are not in the log and have no copy."""
-        start, copies = self._partition.start_offset, self._partition.state.channels.copies
-        at = first + 1
-        while at < min(end, start) and at not in copies:
-            at += 1
-        return at
+        self._settling.refuse(problem)
 
     # -- time ----------------------------------------------------------------------------------
 
@@ -733,41 +414,3 @@ class Delivery:
         if late_s > STALL_S:
             self._lines.stalled_s += late_s
         self._wake()
-
-    def _count(self, channel: Channel) -> ChannelCount:
-        return self._counts.of(self._partition.topic, channel.id, channel.name)
-
-    def _dead(self, channel: int, offsets: Iterable[int] | None) -> list[int]:
-        self._partition.check_leads()
-        held = self._partition.state.channels.by_id.get(channel)
-        aside = {} if held is None else held.aside
-        wanted = aside.keys() if offsets is None else set(offsets) & aside.keys()
-        return sorted(offset for offset in wanted if aside[offset].why is Why.DEAD)
-
-
-def _check_range(named: Iterable[Named]) -> None:
-    """Raise 422 `invalid` when too many records are named."""
-    total = sum(each.end - each.first for each in named)
-    if total > MAX_RANGE:
-        raise Problem(
-            "invalid",
-            f"a request names {MAX_RANGE:,} records at most",
-            field="tokens",
-            value=total,
-            limit=MAX_RANGE,
-            outcome="not_applied",
-        )
-
-
-def _answer(answers: list[tuple[_Settler, Settled]], done: asyncio.Future[Receipt]) -> None:
-    error = None if done.cancelled() else done.exception()
-    for settler, settled in answers:
-        if error is not None:
-            fail(settler.future, error)
-        elif not settler.future.done():
-            settler.future.set_result(settled)
-
-
-def _ignore(done: asyncio.Future[Any]) -> None:
-    if not done.cancelled():
-        done.exception()

@@ -16,8 +16,8 @@ from typing import Final
 
 from laminar.http.api.problems import Problem
 from laminar.node.channels.counts import OVERDUE_MS, ChannelCounts
-from laminar.node.channels.jobs import Run
 from laminar.node.channels.lines import Line, Lines, Receiver
+from laminar.node.channels.open_records.jobs import Run
 from laminar.node.channels.proposing import fail, propose
 from laminar.node.channels.queue import Chosen
 from laminar.node.partition.partition import Partition

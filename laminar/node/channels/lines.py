@@ -10,9 +10,10 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Final
 
 from laminar.http.api.problems import Problem
-from laminar.node.channels.jobs import Run
+from laminar.node.channels.open_records.jobs import Run
 from laminar.node.channels.proposing import fail
 from laminar.node.channels.queue import Queue
 from laminar.node.channels.scanner import Scanner
@@ -20,6 +21,9 @@ from laminar.node.channels.watchers import Watchers
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.state.channels import Channel
 from laminar.node.trace.ring import Who
+
+TICK_S: Final = 0.1
+"""The shortest time between two checks for due records."""
 
 
 @dataclass(slots=True, eq=False)

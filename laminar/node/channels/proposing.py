@@ -1,4 +1,4 @@
-"""Propose entries of channels, and wait for their commit."""
+"""Propose entries of channels, wait for their commit, and end the futures of those who asked."""
 
 from __future__ import annotations
 
@@ -57,7 +57,23 @@ def seen(partition: Partition) -> asyncio.Future[Receipt]:
     )
 
 
+async def confirmed(partition: Partition) -> None:
+    """Wait until the table, as it was read, is committed, and a majority confirms this leader.
+
+    It is needed before an answer for which no entry was proposed: a deposed leader may lack entries that the
+    next one has committed. The commit of an entry proves as much. Raises 503 `not_leader`.
+    """
+    await partition.reader.confirmed_bounds()
+    await seen(partition)
+
+
 def fail(future: asyncio.Future[Any], error: BaseException) -> None:
     """Fail a future, unless it is done."""
     if not future.done():
         future.set_exception(error)
+
+
+def ignore(done: asyncio.Future[Any]) -> None:
+    """Take the error of a future that is not awaited."""
+    if not done.cancelled():
+        done.exception()

@@ -6,11 +6,10 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-import mmh3
-
 from laminar.batch import Batch, BatchError
 from laminar.http.api.problems import Problem
 from laminar.log.disk.errors import DamagedRange
+from laminar.node.channels.open_records.keys import key_hash
 from laminar.node.channels.queue import Queue, Scanned
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.state.channels import NO_KEY
@@ -20,14 +19,6 @@ AHEAD: Final = 4096
 """A channel reads on when fewer records than this are known."""
 DAMAGE_S: Final = 1.0
 """A damaged entry is read again after this time; after ten times it counts as lost."""
-
-
-def key_hash(key: bytes | None) -> int:
-    """Return the hash by which an ordered channel knows a key.
-
-    Keys with the same hash wait for each other.
-    """
-    return NO_KEY if key is None else (mmh3.hash64(key, 0, True, False)[0] or 1)
 
 
 class Scanner:

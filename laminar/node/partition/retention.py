@@ -18,7 +18,8 @@ only the entries that it has yet to read from this leader are kept.
 Nor does the start move past records that a channel is not done with, not even on a full disk. The start waits
 for records that were never given out (`Retention._is_awaited`). Records that are out (given out, not yet
 acknowledged) or aside (to be given out again, or dead) are copied to the log's end first
-(`laminar.node.channels.carrier`), as are delayed records in expired segments (`laminar.node.delay.carrier`).
+(`laminar.node.channels.open_records.carrier`), as are delayed records in expired segments
+(`laminar.node.delay.carrier`).
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from laminar.node.host.sealed_files import read_bytes
 from laminar.node.secret.keyring import Keyring
 from laminar.node.transport.receive_budget import RECEIVE_BUDGET_BYTES
 from laminar.node.transport.transport import Address, Transport
-from membership.gossip import Gossip
+from membership.gossip.gossip import Gossip
 from raft.values import Trace
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""A shard: one event loop with its partitions, and how their replicas are created and moved.
+"""A shard: one event loop with its partitions.
 
-Begin with `shard`; `reconcile` brings the shard's replicas to what the catalog says.
+Begin with `shard`; `replicas` brings the shard's replicas to what the catalog says.
 """

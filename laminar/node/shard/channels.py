@@ -29,8 +29,8 @@ from laminar.http.api.problems import Problem
 from laminar.log.disk.errors import StorageError
 from laminar.node.channels.deliveries import Deliveries
 from laminar.node.partition.partition import Partition
-from laminar.node.shard.context import ShardContext
-from laminar.node.shard.work_lists import WorkLists
+from laminar.node.shard.replicas.context import ShardContext
+from laminar.node.shard.replicas.work_lists import WorkLists
 from laminar.node.transport.transport import TransportError
 from laminar.wire.channels import settings_of
 from membership.records import ChannelRecord, PartitionRecord, TopicRecord

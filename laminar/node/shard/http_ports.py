@@ -18,6 +18,7 @@ from collections.abc import Iterable
 
 from laminar.http.server.reader import Connection
 from laminar.http.server.server import HttpServer
+from laminar.http.server.state import ServerLimits
 from laminar.node.host.certificates import reason_of
 from laminar.node.host.log_rate_limit import LimitedLog
 from laminar.node.host.tls_listener import TlsListener
@@ -27,6 +28,7 @@ from laminar.node.runtime.cluster_view import View
 from laminar.node.runtime.listeners import BACKLOG, begin_to_listen, listens
 
 log = logging.getLogger("laminar.http")
+_shard_log = logging.getLogger("laminar.shard")
 
 LATEST_S = 5.0
 """The time (seconds) after which a shard whose replicas are open listens, even if it is not ready.
@@ -37,6 +39,15 @@ A node that has joined has a view after 3 s at the latest (`UNCONFIRMED_S` in
 LEADERS_S = 1.0
 """The longest wait (seconds) for leaders: an election takes less, and without a majority none comes."""
 _LEADERS_CHECK_S = 0.01
+
+
+def max_connections(open_files: int) -> int:
+    """Return how many HTTP connections a process may have, if it may open `open_files` files.
+
+    The logs take half of the files at most. An eighth is left for the journal, for other nodes, and for
+    connections that are accepted only to be closed.
+    """
+    return min(ServerLimits().max_connections, max(8, open_files * 3 // 8))
 
 
 class HttpPorts:
@@ -53,6 +64,24 @@ class HttpPorts:
     def held(self) -> bool:
         """Whether this shard has an own port that does not listen yet."""
         return self._boot.http_own is not None and not listens(self._boot.http_own)
+
+    async def until_ready(self, ready: asyncio.Event, partitions: Iterable[Partition], view: View) -> None:
+        """Wait until the shard is ready and its replicas know their leaders, `LATEST_S` at most.
+
+        It does not wait if the shard's own port listens already, or if there is none.
+        """
+        if not self.held:
+            return
+        try:
+            async with asyncio.timeout(LATEST_S):
+                await ready.wait()
+                await leaders_known(partitions, view)
+        except TimeoutError:
+            _shard_log.warning(
+                "the HTTP port is opened after %g s although this shard is not ready: it has no view of "
+                "its cluster, or its replicas know no leaders yet",
+                LATEST_S,
+            )
 
     async def open(self) -> None:
         """Listen and answer on the shard's own port, and report that to the supervisor."""

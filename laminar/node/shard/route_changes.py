@@ -41,8 +41,8 @@ from laminar.node.routes.messages import (
     SealQuestion,
 )
 from laminar.node.runtime.process import Method
-from laminar.node.shard.context import ShardContext
-from laminar.node.shard.work_lists import WorkLists
+from laminar.node.shard.replicas.context import ShardContext
+from laminar.node.shard.replicas.work_lists import WorkLists
 from laminar.node.transactions.participant import Participant
 from laminar.node.transport.transport import Peer, Transport, TransportError
 from membership.records import PartitionRecord, RouteChange, Seal, TopicRecord

@@ -8,9 +8,8 @@ but the node's data folder, where each has its own store directory.
 from __future__ import annotations
 
 import asyncio
-import logging
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import msgspec
@@ -23,17 +22,10 @@ from laminar.http.server.state import ServerLimits
 from laminar.log.disk.document import Document
 from laminar.log.disk.errors import StorageError
 from laminar.log.disk.open_files import raise_open_file_limit
-from laminar.log.disk.trash import Trash
 from laminar.log.format.manifest import ReplicaEntry
-from laminar.log.recovery.node import LAYOUT_DOCUMENT, ShardLayout, shard_store, trash_directory
+from laminar.log.recovery.node import LAYOUT_DOCUMENT, ShardLayout, shard_store
 from laminar.log.storage import Storage
-from laminar.node.catalog.service import (
-    CatalogAnswer,
-    CatalogRequest,
-    ConfirmRequest,
-    decode_answer,
-    encode_request,
-)
+from laminar.node.catalog.service import CatalogAnswer, CatalogRequest
 from laminar.node.catch_up.lagging import may_lag
 from laminar.node.catch_up.service import CHECK_S as CATCH_UP_CHECK_S
 from laminar.node.catch_up.service import CatchUp
@@ -52,68 +44,52 @@ from laminar.node.host.disk_space import DiskSpace
 from laminar.node.host.failed_logs import CHECK_S as FAILED_CHECK_S
 from laminar.node.host.periodic import Work
 from laminar.node.host.settings import Settings
-from laminar.node.partition import snapshot
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.retention import Retention, Rules
-from laminar.node.runtime.boot import CONTROLLER, Boot, Role, StatusBoard
-from laminar.node.runtime.cluster_view import GAP, ViewMessage, ViewUpdate
+from laminar.node.runtime.boot import Boot, Role, StatusBoard
+from laminar.node.runtime.cluster_view import ViewMessage
 from laminar.node.runtime.process import Process
 from laminar.node.secret.keyring import Keyring
 from laminar.node.shard.application import ShardApplication
+from laminar.node.shard.catalog_link import CatalogLink
 from laminar.node.shard.channels import CHECK_S as CHANNELS_CHECK_S
 from laminar.node.shard.channels import ShardChannels
-from laminar.node.shard.http_ports import LATEST_S, HttpPorts, leaders_known
-from laminar.node.shard.leader_handback import CHECK_S as LEADERS_CHECK_S
-from laminar.node.shard.leader_handback import LeaderHandback
+from laminar.node.shard.http_ports import HttpPorts, max_connections
 from laminar.node.shard.load_meter import LoadMeter
-from laminar.node.shard.lost_majority_members import PartitionMembers
-from laminar.node.shard.lost_manifest import LostManifest
-from laminar.node.shard.reconcile import Reconciler
-from laminar.node.shard.replica_moves import CHECK_S as RECONCILE_CHECK_S
-from laminar.node.shard.replica_moves import ReplicaMover
-from laminar.node.shard.replica_startup import ReplicaOpener
+from laminar.node.shard.refusals import Refusals
+from laminar.node.shard.replicas.leader_handback import CHECK_S as LEADERS_CHECK_S
+from laminar.node.shard.replicas.leader_handback import LeaderHandback
+from laminar.node.shard.replicas.lost_majority_members import PartitionMembers
+from laminar.node.shard.replicas.lost_manifest import LostManifest
+from laminar.node.shard.replicas.reconcile import Reconciler
+from laminar.node.shard.replicas.reconcile_loop import ReconcileLoop
+from laminar.node.shard.replicas.replica_moves import CHECK_S as RECONCILE_CHECK_S
+from laminar.node.shard.replicas.replica_moves import ReplicaMover
+from laminar.node.shard.replicas.replica_startup import ReplicaOpener
+from laminar.node.shard.replicas.work_lists import CHECK_S as WORK_CHECK_S
+from laminar.node.shard.replicas.work_lists import WorkLists
 from laminar.node.shard.route_changes import CHECK_S as ROUTES_CHECK_S
 from laminar.node.shard.route_changes import RouteChanges
+from laminar.node.shard.snapshots import CHECK_S as SNAPSHOT_CHECK_S
+from laminar.node.shard.snapshots import Snapshots
 from laminar.node.shard.splitting import MINUTE_S, Splitting
-from laminar.node.shard.work_lists import CHECK_S as WORK_CHECK_S
-from laminar.node.shard.work_lists import WorkLists
+from laminar.node.shard.trash import purge_trash
 from laminar.node.trace.ring import TraceRing
 from laminar.node.transactions.coordinator import TOPIC as COORDINATORS
-from laminar.node.transport.transport import Address, Peer, TransportError, UnixAddress
+from laminar.node.transport.transport import Address, Peer, UnixAddress
 from membership.boot_history import BootRecord
-from membership.catalog_delta import CatalogDelta, VersionGap
+from membership.catalog_delta import CatalogDelta
 from membership.records import (
     PartitionRecord,
 )
 from router import owner_shard, partition_hash
 
 T = TypeVar("T")
-_log = logging.getLogger("laminar.shard")
 
-CATALOG_TIMEOUT_S = 25.0
-RETRY_S = 0.2
-STORAGE_RETRY_S = 2.0
+FIRST_VIEW_RETRY_S = 0.05
 HAND_OVER_S = 1.0
-VIEW_WAIT_S = 2.0
-SNAPSHOT_CHECK_S = 1.0
 REMIND_S = 1.0
 SPACE_CHECK_S = 1.0
-TRASH_CHECK_S = 3600.0
-# While space is low, the trash is emptied this often.
-LOW_TRASH_CHECK_S = 1.0
-
-
-def max_connections(open_files: int) -> int:
-    """Return how many HTTP connections a process may have, if it may open `open_files` files.
-
-    The logs take half of the files at most. An eighth is left for the journal, for other nodes, and for
-    connections that are accepted only to be closed.
-    """
-    return min(ServerLimits().max_connections, max(8, open_files * 3 // 8))
-
-
-_view_decoder = msgspec.msgpack.Decoder(ViewMessage)
-_update_decoder = msgspec.msgpack.Decoder(ViewUpdate)
 
 
 class Shard(Process):
@@ -130,15 +106,10 @@ class Shard(Process):
         # Replicas that could not be opened because of a bug, and the error.
         self.failed: dict[int, tuple[ReplicaEntry, str]] = {}
         self.by_group: dict[bytes, Partition] = {}
-        self._snapshots = snapshot.SnapshotWriter(storage)
-        self._grown = self.watched(self._snapshots.due)
+        self._snapshots = Snapshots(storage, self.watched)
         self._recovering = self.watched(lambda each: each.replica.core.recovering)
-        # Whether there is a new view to reconcile with; and the event that wakes the reconcile loop for it,
-        # or for replicas that move.
-        self._view_is_new = False
-        self._reconcile_due = asyncio.Event()
+        self._catalog = CatalogLink(boot, self.view, transport=self.transport, take=self._take_view)
         self._opened = False
-        self._view_changed: list[asyncio.Future[None]] = []
         self._is_ready = asyncio.Event()
         settings = boot.settings
         self.space = DiskSpace(
@@ -147,6 +118,7 @@ class Shard(Process):
             low_water_bytes=settings.low_water_bytes,
             low_water_percent=settings.low_water_percent,
         )
+        self.refusals = Refusals(storage, self.space)
         self.traces = TraceRing()
         self.deliveries = Deliveries()
         self.publishers = Publishers()
@@ -174,7 +146,13 @@ class Shard(Process):
         self.splitting = Splitting(self)
         self._opener = ReplicaOpener(self)
         self._reconciler = Reconciler(self, self.work)
-        self._lost_manifest = LostManifest(self)
+        self._reconcile_loop = ReconcileLoop(
+            opener=self._opener,
+            reconciler=self._reconciler,
+            moves=self.moves,
+            lost_manifest=LostManifest(self),
+            record_replaced_logs=self.catch_up.record_replaced_logs,
+        )
         members = PartitionMembers(
             self.by_group,
             leaderless=self.watched(lambda each: is_leaderless(each.replica)),
@@ -198,9 +176,8 @@ class Shard(Process):
             space_is_low=lambda: self.space.low,
         )
         meter = LoadMeter(boot.node, self.partitions, clock=self.clock, disk_is_low=lambda: self.space.low)
-        self.methods["view"] = self._on_view
         self.methods["load"] = meter.on_load
-        self.methods["view_update"] = self._on_view_update
+        self.methods |= self._catalog.methods
         self.methods |= self.catch_up.methods
         self.methods |= self.routes.methods
         self.methods |= self._application.methods
@@ -359,8 +336,8 @@ class Shard(Process):
         await self._application.start()
         if not self.view.version:
             await self._first_view()
-        self.spawn(self._reconcile_loop())
-        self.every(RECONCILE_CHECK_S, self._check_reconcile)
+        self.spawn(self._reconcile_loop.run())
+        self.every(RECONCILE_CHECK_S, self._reconcile_loop.check)
         self.every(WORK_CHECK_S, self.work.check_all)
         self.every(LEADERS_CHECK_S, self.leaders.check)
         self.every(ROUTES_CHECK_S, self.routes.check)
@@ -373,10 +350,10 @@ class Shard(Process):
         self.every(self.boot.settings.retention_check_ms / 1000, self._retain)
         self.every(CATCH_UP_CHECK_S, self.catch_up.check)
         self.every(RELEASE_CHECK_S, self.releases.check)
-        self.every(SNAPSHOT_CHECK_S, self._check_snapshots)
+        self.every(SNAPSHOT_CHECK_S, self._snapshots.check)
         self.every(REMIND_S, self._remind)
         if self.number == 0:
-            self.spawn(self._purge_trash())
+            self.spawn(purge_trash(self.boot, self.space, self.clock))
         await self.stopping.wait()
         self._ports.close()
         for partition in self.partitions.values():
@@ -387,24 +364,12 @@ class Shard(Process):
         await self.http.drain(timeout_s=self.boot.settings.drain_ms / 1000)
         self._application.close()
         await asyncio.gather(self.storage.sync(), return_exceptions=True)
-        for partition in list(self.partitions.values()):
-            if partition.state.underived_bytes >= snapshot.WORTH_BYTES:
-                await self._snapshots.write(partition)
+        await self._snapshots.write_at_end(self.partitions.values())
         await self.close()
 
     async def _serve_http(self) -> None:
-        """Open the HTTP ports when this shard is ready, or after `LATEST_S`; report to the supervisor."""
-        if self._ports.held:
-            try:
-                async with asyncio.timeout(LATEST_S):
-                    await self._is_ready.wait()
-                    await leaders_known(self.partitions.values(), self.view)
-            except TimeoutError:
-                _log.warning(
-                    "the HTTP port is opened after %g s although this shard is not ready: it has no view of "
-                    "its cluster, or its replicas know no leaders yet",
-                    LATEST_S,
-                )
+        """Open the HTTP ports when this shard is ready, or soon after; report to the supervisor."""
+        await self._ports.until_ready(self._is_ready, self.partitions.values(), self.view)
         await self._ports.open()
         self.spawn(self._ports.open_shared())
         await self._is_ready.wait()
@@ -412,33 +377,12 @@ class Shard(Process):
 
     async def _first_view(self) -> None:
         """Wait for the first view of the catalog: sent by the controller, or requested here."""
-        address = UnixAddress(self.boot.unix_name(CONTROLLER))
         while self.view.message is None and not self.stopping.is_set():
-            try:
-                payload = await self.transport.call(address, "view", b"", timeout=2.0)
-                if payload:
-                    self._take_view(_view_decoder.decode(payload))
-                    return
-            except TransportError:
-                pass
-            await self.stopped_within(RETRY_S / 4)
+            if await self._catalog.fetch_view():
+                return
+            await self.stopped_within(FIRST_VIEW_RETRY_S)
 
     # -- the view ------------------------------------------------------------------------
-
-    async def _on_view(self, peer: Peer, payload: bytes) -> bytes:
-        self._take_view(_view_decoder.decode(payload))
-        return b""
-
-    async def _on_view_update(self, peer: Peer, payload: bytes) -> bytes:
-        if self.view.message is None:
-            return GAP
-        update = _update_decoder.decode(payload)
-        try:
-            message = update.applied_to(self.view.message)
-        except VersionGap:
-            return GAP
-        self._take_view(message, update.catalog)
-        return b""
 
     def _take_view(self, message: ViewMessage, delta: CatalogDelta | None = None) -> None:
         """Use a new view from now on, and start the work that it asks for.
@@ -461,10 +405,7 @@ class Shard(Process):
         if self.cluster_id is None:
             self.cluster_id, self.epoch = message.cluster_id, message.epoch
         self._note_ready()
-        waiting, self._view_changed = self._view_changed, []
-        for future in waiting:
-            if not future.done():
-                future.set_result(None)
+        self._catalog.announce()
         self.request_reconcile()
 
     async def refresh_view(self) -> None:
@@ -476,20 +417,7 @@ class Shard(Process):
         Raises:
             Problem: `no_leader` while the catalog has no leader, or no new view reaches this node.
         """
-        try:
-            answer = await self.ask_catalog(ConfirmRequest([]))
-        except TransportError as error:
-            raise Problem("no_leader", f"the catalog cannot be asked: {error}") from error
-        if answer.error:
-            raise Problem("no_leader", "the catalog has no leader at the moment")
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + VIEW_WAIT_S
-        while self.view.version < answer.version and loop.time() < deadline:
-            await self.view_change(deadline - loop.time())
-        if self.view.version < answer.version:
-            raise Problem(
-                "no_leader", "this node's copy of the catalog is not up to date yet", outcome="not_applied"
-            )
+        await self._catalog.refresh_view()
 
     def _note_ready(self) -> None:
         if self._opened and self.boot.node in self.view.nodes():
@@ -502,17 +430,7 @@ class Shard(Process):
 
     async def view_change(self, timeout_s: float) -> bool:
         """Wait for the controller's next view (copy of the catalog); return whether one came in time."""
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._view_changed.append(future)
-        try:
-            async with asyncio.timeout(timeout_s):
-                await future
-        except TimeoutError:
-            return False
-        finally:
-            if future in self._view_changed:
-                self._view_changed.remove(future)
-        return True
+        return await self._catalog.view_change(timeout_s)
 
     # -- replicas ------------------------------------------------------------------------
 
@@ -584,7 +502,7 @@ class Shard(Process):
 
     def _led(self, partition: Partition) -> None:
         if self.work.changed(partition):
-            self._reconcile_due.set()
+            self._reconcile_loop.wake()
         self.routes.check()
         self.channels.check()
         if len(partition.state.delayed):
@@ -592,40 +510,17 @@ class Shard(Process):
 
     def refusal(self) -> Problem | None:
         """Return the problem for which this shard takes no appends now; None if it takes them."""
-        return self._storage_refusal() or (self.space.refusal() if self.space.low else None)
+        return self.refusals.of_appends()
 
     def trace_refusal(self) -> Problem | None:
-        """Return the problem for which this shard takes no events of the trace now, or None.
-
-        They are refused earlier than other appends while the disk fills.
-        """
-        return self._storage_refusal() or self.space.trace_refusal()
+        """Return the problem for which this shard takes no events of the trace now, or None."""
+        return self.refusals.of_trace()
 
     def consumer_refusal(self) -> Problem | None:
-        """Return the problem for which this shard takes no cursors and receives of consumers now, or None.
+        """Return the problem for which this shard takes no cursors and receives of consumers now, or None."""
+        return self.refusals.of_consumers()
 
-        They are refused later than other appends while the disk fills.
-        """
-        return self._storage_refusal() or self.space.consumer_refusal()
-
-    def _storage_refusal(self) -> Problem | None:
-        resource = self.storage.refusal
-        if resource == "disk":
-            return Problem("disk_full", "the disk of this node is full", field="disk", outcome="not_applied")
-        if resource is not None:
-            files, limit = self.storage.journal_files
-            return Problem(
-                "overloaded",
-                f"the journal of this shard has {files} files without a checkpoint; the limit is {limit}",
-                field="journal_files",
-                value=files,
-                limit=limit,
-                retry_after_ms=100,
-                outcome="not_applied",
-            )
-        return None
-
-    # -- room ----------------------------------------------------------------------------
+    # -- retention -----------------------------------------------------------------------
 
     def _rules_of(self, topic: str) -> Rules:
         if topic == COORDINATORS:
@@ -643,104 +538,11 @@ class Shard(Process):
         """Trim the logs led here by their topics' retention; return the rest of the work, if there is any."""
         return self.retention.check_all(self.partitions.values())
 
-    def _check_snapshots(self) -> Work | None:
-        """Return the work of writing the snapshots that are due, or None.
-
-        With them a start after a crash has little of the logs to replay.
-        """
-        due = [partition for partition in self._grown() if self._snapshots.due(partition)]
-        return self._write_snapshots(due) if due else None
-
-    async def _write_snapshots(self, due: Sequence[Partition]) -> None:
-        for partition in due:
-            await self._snapshots.write(partition)
-
-    async def _purge_trash(self) -> None:
-        """Purge the trash (of deleted logs) at the start and every hour; empty it while disk space is low."""
-        directory = trash_directory(self.boot.data_directory)
-        trash = Trash(self.environment.disk, directory, keep_ms=self.boot.settings.trash_ms)
-        low = asyncio.Event()
-        self.space.on_change = low.set
-        while True:
-            await trash.purge(now_ms=self.clock.wall_ms(), everything=self.space.low)
-            low.clear()
-            try:
-                async with asyncio.timeout(LOW_TRASH_CHECK_S if self.space.low else TRASH_CHECK_S):
-                    await low.wait()
-            except TimeoutError:
-                continue
-
     # -- following the catalog -----------------------------------------------------------
 
     def request_reconcile(self) -> None:
         """Wake the reconcile loop, which brings this shard's replicas to what the catalog says."""
-        self._view_is_new = True
-        self._reconcile_due.set()
-
-    def _check_reconcile(self) -> None:
-        """Continue work that needs no new view: lone voters, replicas that move, and unfinished steps."""
-        self._opener.campaign_lone_voters()
-        if self._reconciler.is_unfinished:
-            self.request_reconcile()
-        if self.moves.needed:
-            self._reconcile_due.set()
-
-    async def _reconcile_loop(self) -> None:
-        """Bring the shard's replicas to what the catalog says, whenever a view comes or work is due."""
-        while True:
-            await self._reconcile_due.wait()
-            self._reconcile_due.clear()
-            if not await self._knows_its_replicas():
-                continue
-            if self._view_is_new:
-                self._view_is_new = False
-                await self._follow_view()
-            if self.moves.needed:
-                await self.moves.run_pass()
-
-    async def _knows_its_replicas(self) -> bool:
-        """Return whether the manifest names all replicas that were here; restore it first if it was lost.
-
-        Before that no replica is created, moved or deleted.
-        """
-        again_s = RETRY_S
-        try:
-            if await self._lost_manifest.settle():
-                return True
-        except TransportError as error:
-            _log.debug("the catalog cannot be asked now: %s", error)
-        except StorageError as error:
-            _log.error("cannot write a new manifest for this shard now, will retry: %s", error)
-            again_s = STORAGE_RETRY_S
-        asyncio.get_running_loop().call_later(again_s, self.request_reconcile)
-        return False
-
-    async def _follow_view(self) -> None:
-        """Take all steps of reconciliation. A step that fails is tried again later; the others still run.
-
-        A later step may provide what an earlier one needs, such as room on the disk.
-        """
-        self._opener.campaign_lone_voters()
-        again_s = 0.0
-        reconciler = self._reconciler
-        for step in (
-            reconciler.remove_deleted,
-            reconciler.go_on_alone,
-            self.catch_up.record_replaced_logs,
-            reconciler.make_missing,
-            reconciler.change_policies,
-        ):
-            try:
-                await step()
-            except TransportError as error:
-                _log.debug("the catalog cannot be asked now: %s", error)
-                again_s = max(again_s, RETRY_S)
-            except StorageError as error:
-                _log.error("this shard cannot follow the catalog now and will retry: %s", error)
-                again_s = STORAGE_RETRY_S
-        if again_s:
-            asyncio.get_running_loop().call_later(again_s, self.request_reconcile)
-        reconciler.campaign_first_replicas()
+        self._reconcile_loop.request()
 
     def owns(self, record: PartitionRecord) -> bool:
         """Return whether the partition belongs to this shard on this node, with or without a replica here."""
@@ -752,11 +554,7 @@ class Shard(Process):
         Raises:
             TransportError: if no answer came.
         """
-        address = UnixAddress(self.boot.unix_name(CONTROLLER))
-        payload = await self.transport.call(
-            address, "catalog", encode_request(request), timeout=CATALOG_TIMEOUT_S
-        )
-        return decode_answer(payload)
+        return await self._catalog.ask(request)
 
     def remove_replica(self, entry: ReplicaEntry, error: StorageError) -> None:
         """Stop running, repairing and serving a replica; requests that wait for it fail with `error`."""

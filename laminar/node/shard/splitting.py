@@ -18,7 +18,7 @@ from laminar.node.catalog.route_requests import BeginRouteRequest
 from laminar.node.partition.partition import Partition
 from laminar.node.routes.cut_points import cuts_of, heaviest_part, sample, weights_of
 from laminar.node.routes.lineage import lineages_of, order_setting_of
-from laminar.node.shard.context import ShardContext
+from laminar.node.shard.replicas.context import ShardContext
 from laminar.node.transport.transport import TransportError
 from membership.records import TopicRecord
 from membership.route_rules import route_of

@@ -17,7 +17,7 @@ from laminar.node.access.private_files import read_private, write_private
 from laminar.node.access.tokens import id_of, proves
 from laminar.node.host.settings import OPEN, Settings, SettingsError
 from laminar.node.host.settings_sources import load
-from membership import catalog_rules as rules
+from membership import credential_rules as rules
 from membership.catalog import NotCatalogLeader
 from membership.records import CatalogState
 from membership.requests import ChangeAccess, CreateCredential, Result, RevokeCredential

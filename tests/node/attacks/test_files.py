@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from laminar.node.shard.shard import max_connections
+from laminar.node.shard.http_ports import max_connections
 from laminar.testing import nodes
 from tests.node.api.asking import problem, unless_overloaded
 from tests.node.attacks.victim import Victim, victim

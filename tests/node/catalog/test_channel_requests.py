@@ -11,7 +11,7 @@ import pytest
 import laminar
 from laminar.embedded import EmbeddedNode
 from laminar.node.catalog.service import ChannelRequest
-from membership import catalog_rules
+from membership import channel_rules
 from membership.records import ChannelRecord
 from membership.requests import CreateChannel, DeleteChannel, UpdateChannel
 from tests.node.catalog.test_route_requests import ask, controller_of, until_enabled
@@ -51,14 +51,14 @@ async def test_a_channel_is_created_changed_and_deleted(node: EmbeddedNode) -> N
 async def test_the_refusal_of_one_channel_too_many_has_the_limit_that_it_exceeds(
     node: EmbeddedNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(catalog_rules, "MAX_CHANNELS", 2)
+    monkeypatch.setattr(channel_rules, "MAX_CHANNELS", 2)
     for name in "ab":
         await ask(node, create(name))
     of_topic = await ask(node, create())
-    monkeypatch.setattr(catalog_rules, "MAX_CHANNELS", 64)
-    monkeypatch.setattr(catalog_rules, "MOST_CHANNELS", 2)
+    monkeypatch.setattr(channel_rules, "MAX_CHANNELS", 64)
+    monkeypatch.setattr(channel_rules, "MOST_CHANNELS", 2)
     of_cluster = await ask(node, create())
-    monkeypatch.setattr(catalog_rules, "MAX_CHANNELS", 3)
+    monkeypatch.setattr(channel_rules, "MAX_CHANNELS", 3)
     of_both = await ask(node, create())
 
     assert ("quota", 3, 2) == (of_topic.error, of_topic.value, of_topic.limit)

@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from laminar.node.channels.carrier import Carrier
 from laminar.node.channels.delivery import Delivery
+from laminar.node.channels.open_records.carrier import Carrier
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.retention import Retention, Rules
 from laminar.wire.channels import ChannelSettings

@@ -17,7 +17,7 @@ from laminar.batch.header import Header
 from laminar.http.api.problems import Problem
 from laminar.node.channels.deliveries import Deliveries
 from laminar.node.channels.delivery import Delivery
-from laminar.node.channels.jobs import Jobs
+from laminar.node.channels.open_records.jobs import Jobs
 from laminar.node.channels.queue import MIN_OUTDATED
 from laminar.node.channels.requests import Step, Verb
 from laminar.node.partition.partition import Partition

@@ -11,7 +11,7 @@ import pytest
 from laminar.batch import Batch, Header, build
 from laminar.http.api.problems import Problem
 from laminar.node.channels.delivery import Delivery
-from laminar.node.channels.jobs import Jobs
+from laminar.node.channels.open_records.jobs import Jobs
 from laminar.node.channels.requests import Step
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.state.channels import Why

@@ -11,7 +11,7 @@ from laminar.batch import Header, Kind, build, kind_of
 from laminar.batch.header import Flag
 from laminar.http.api.problems import Problem
 from laminar.node.channels.delivery import Delivery
-from laminar.node.channels.jobs import Jobs
+from laminar.node.channels.open_records.jobs import Jobs
 from laminar.node.channels.requests import Step
 from laminar.node.partition.state.channel_changes import channel_changes
 from laminar.node.partition.state.pins import PartAcks, Pinned, PinsEnded

@@ -8,16 +8,20 @@ DELIVERY = ("tests/node/channels/test_delivery.py",)
 GATE = ("tests/node/channels/test_gate.py",)
 LEADERS = ("tests/node/channels/test_leaders.py",)
 RETENTION = ("tests/node/channels/test_retention.py",)
-CARRIER = ("tests/node/channels/test_carrier.py",)
+CARRIER = ("tests/node/channels/open_records/test_carrier.py",)
 PINS = ("tests/node/channels/test_pins.py",)
 PINNED_BATCHES = ("tests/node/transactions/test_pins.py",)
 TABLE = ("tests/node/partition/state/test_channels.py",)
 _DELIVERY = "laminar.node.channels.delivery:Delivery"
+_SETTLING = "laminar.node.channels.settling:Settling"
+_PINS = "laminar.node.channels.pinning:Pins"
+_DEAD = "laminar.node.channels.dead_records:DeadRecords"
 _GIVER = "laminar.node.channels.giver:Giver"
+_IMPORT_SEEN = "from laminar.node.channels.proposing import seen"
 _QUEUE = "laminar.node.channels.queue:Queue"
 _ENDS = "laminar.node.channels.ends:Ends"
 _TABLE = "laminar.node.partition.state.channels:Channels"
-_CARRIER = "laminar.node.channels.carrier:Carrier"
+_CARRIER = "laminar.node.channels.open_records.carrier:Carrier"
 
 CHANNELS = [
     case(
@@ -46,7 +50,7 @@ CHANNELS = [
     ),
     case(
         "what is out by an acknowledgement is said to be done before that is committed",
-        f"{_DELIVERY}._end_deliveries",
+        f"{_SETTLING}.end_deliveries",
         "future.add_done_callback(partial(_answer, answers))",
         "[each.future.set_result(settled) for each, settled in answers]",
         tests=LEADERS,
@@ -54,7 +58,7 @@ CHANNELS = [
     ),
     case(
         "late is said before what it was judged by is committed",
-        f"{_DELIVERY}._end_deliveries",
+        f"{_SETTLING}.end_deliveries",
         "seen(self._partition) if answers else None",
         "[each.future.set_result(settled) for each, settled in answers] and None",
         tests=LEADERS,
@@ -62,7 +66,7 @@ CHANNELS = [
     ),
     case(
         "a leader that was deposed says that a job is done, or late",
-        f"{_DELIVERY}.settle",
+        f"{_SETTLING}.settle",
         "settler.is_unconfirmed or settler.extends",
         "settler.extends",
         tests=LEADERS,
@@ -71,24 +75,24 @@ CHANNELS = [
     case(
         "a leader that was deposed says that a delivery of the next one is over",
         f"{_DELIVERY}.ended",
-        "await self._confirmed()",
+        "await confirmed(self._partition)",
         "await seen(self._partition)",
         tests=LEADERS,
         tests_only=True,
     ),
     case(
         "a leader that was deposed says that nothing dead was there to be given out again",
-        f"{_DELIVERY}.retry_dead",
-        "await self._confirmed()",
-        "await seen(self._partition)",
+        f"{_DEAD}.retry",
+        "await confirmed(self._partition)",
+        f"{_IMPORT_SEEN}; await seen(self._partition)",
         tests=LEADERS,
         tests_only=True,
     ),
     case(
         "a leader that was deposed says that nothing dead was there to be dropped",
-        f"{_DELIVERY}.drop_dead",
-        "self._confirmed()",
-        "seen(self._partition)",
+        f"{_DEAD}.drop",
+        "await (self._drop(channel, dead, who=who) if dead else confirmed(self._partition))",
+        f"{_IMPORT_SEEN}; await (self._drop(channel, dead, who=who) if dead else seen(self._partition))",
         tests=LEADERS,
         tests_only=True,
     ),
@@ -238,7 +242,7 @@ CHANNELS = [
     ),
     case(
         "a record is given out of the wrong row of its copy",
-        "laminar.node.channels.jobs:Source._copied",
+        "laminar.node.channels.open_records.jobs:Source._copied",
         "held.batch, first.row,",
         "held.batch, 0,",
         tests=CARRIER,
@@ -334,7 +338,7 @@ CHANNELS = [
     ),
     case(
         "a copy of what was compressed is not",
-        "laminar.node.channels.carrier:_joined",
+        "laminar.node.channels.open_records.carrier:_joined",
         "codec=Codec.ZSTD if",
         "codec=Codec.NONE if",
         tests=CARRIER,
@@ -342,7 +346,7 @@ CHANNELS = [
     ),
     case(
         "a copy lacks the trace id of its record",
-        "laminar.node.channels.carrier:_joined",
+        "laminar.node.channels.open_records.carrier:_joined",
         "trace_ids=[each.trace_id for each in records],",
         "",
         tests=CARRIER,
@@ -390,7 +394,7 @@ CHANNELS = [
     ),
     case(
         "records are read of another entry than that of their copies",
-        "laminar.node.channels.jobs:Source._copied",
+        "laminar.node.channels.open_records.jobs:Source._copied",
         "if each != at + row",
         "if row == 0 and each != at",
         tests=CARRIER,
@@ -398,7 +402,7 @@ CHANNELS = [
     ),
     case(
         "what was deleted before it was read fails what is beside it",
-        f"{_DELIVERY}._end_of_expired",
+        "laminar.node.channels.reading:GivenRecords._end_of_expired",
         "min(end, start)",
         "end",
         tests=CARRIER,
@@ -526,7 +530,7 @@ CHANNELS = [
     ),
     case(
         "a channel that was deleted and made again has the state of the one before it",
-        "membership.catalog_rules:create_channel",
+        "membership.channel_rules:create_channel",
         "ChannelRecord(version, version,",
         "ChannelRecord(1, version,",
         tests=("tests/membership/test_channel_rules.py",),
@@ -678,7 +682,7 @@ CHANNELS = [
     ),
     case(
         "a job whose batch is not committed has no time again",
-        f"{_DELIVERY}.end_pins",
+        f"{_PINS}.end",
         "queue.extend(offset, out.delivery, now_s + out.timeout_ms / 1000)",
         "pass",
         tests=PINS,
@@ -686,7 +690,7 @@ CHANNELS = [
     ),
     case(
         "a publish ends what another entry has pinned",
-        f"{_DELIVERY}.end_pins",
+        f"{_PINS}.end",
         "index not in (None, held.entry)",
         "False",
         tests=PINS,
@@ -694,7 +698,7 @@ CHANNELS = [
     ),
     case(
         "a leader that was deposed says that pins have ended",
-        f"{_DELIVERY}.end_pins",
+        f"{_PINS}.end",
         "await partition.reader.confirmed_bounds()",
         "pass",
         tests=PINS,
@@ -702,7 +706,7 @@ CHANNELS = [
     ),
     case(
         "a leader that was deposed calls a job late",
-        f"{_DELIVERY}.pin",
+        f"{_PINS}.pin",
         "await partition.reader.confirmed_bounds()",
         "pass",
         tests=PINS,
@@ -710,7 +714,7 @@ CHANNELS = [
     ),
     case(
         "a pin counts before it is synced where its replica answers before that",
-        f"{_DELIVERY}.pin",
+        f"{_PINS}.pin",
         "synced=True",
         "synced=False",
         tests=PINS,
@@ -726,7 +730,7 @@ CHANNELS = [
     ),
     case(
         "a pin is answered before it is committed",
-        f"{_DELIVERY}.pin",
+        f"{_PINS}.pin",
         "await future",
         "pass",
         tests=PINS,
@@ -798,7 +802,7 @@ CHANNELS = [
     ),
     case(
         "what ended while the leader was confirmed is said to be extended",
-        f"{_DELIVERY}.settle",
+        f"{_SETTLING}.settle",
         "missed = self._extend(settler)",
         "missed = self._extend(settler)[:0]",
         tests=DELIVERY,

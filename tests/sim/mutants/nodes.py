@@ -8,12 +8,12 @@ NODE = ("tests/node/consensus/test_consensus.py",)
 QUIET = ("tests/node/consensus/test_quiescence.py",)
 ELECTIONS = ("tests/node/consensus/test_election_throttle.py",)
 STOPPED = ("tests/node/consensus/test_stopped_replica.py",)
-OPENING = ("tests/node/shard/test_replica_startup.py",)
-LOST_MANIFEST = ("tests/node/shard/test_lost_manifest.py",)
+OPENING = ("tests/node/shard/replicas/test_replica_startup.py",)
+LOST_MANIFEST = ("tests/node/shard/replicas/test_lost_manifest.py",)
 LOST_MANIFESTS = ("tests/sim/test_lost_manifest.py",)
-MOVES = ("tests/node/shard/test_replica_moves.py",)
-LEADERS = ("tests/node/shard/test_leader_handback.py",)
-OLD_CATALOG = ("tests/node/shard/test_old_catalog.py",)
+MOVES = ("tests/node/shard/replicas/test_replica_moves.py",)
+LEADERS = ("tests/node/shard/replicas/test_leader_handback.py",)
+OLD_CATALOG = ("tests/node/shard/replicas/test_old_catalog.py",)
 CATCH_UP = ("tests/node/catch_up/test_catch_up.py",)
 REPAIR = ("tests/node/consensus/test_peer_repair.py",)
 WIPED = ("tests/sim/test_replacement.py::test_pitfall_35_a_wiped_node_is_refused_under_its_old_name",)
@@ -31,13 +31,13 @@ ACCEPTED = (
 
 DIED = ("tests/node/catalog/test_placement.py",)
 
-WORK = ("tests/node/shard/test_work_lists.py",)
+WORK = ("tests/node/shard/replicas/test_work_lists.py",)
 WORK_IN_WORLDS = ("tests/sim/test_view_updates.py",)
 
 NODES = [
     case(
         "what the catalog did not confirm is not asked for again",
-        "laminar.node.shard.shard:Shard._check_reconcile",
+        "laminar.node.shard.replicas.reconcile_loop:ReconcileLoop.check",
         "if self._reconciler.is_unfinished:",
         "if False:",
         tests=WORK_IN_WORLDS,
@@ -45,14 +45,14 @@ NODES = [
     ),
     case(
         "a shard overlooks the partitions that a view changes",
-        "laminar.node.shard.work_lists:WorkLists.follow",
+        "laminar.node.shard.replicas.work_lists:WorkLists.follow",
         "keys = set(delta.partitions)",
         "keys: set[str] = set()",
         tests=WORK,
     ),
     case(
         "a shard overlooks the topics that a view changes",
-        "laminar.node.shard.work_lists:WorkLists.follow",
+        "laminar.node.shard.replicas.work_lists:WorkLists.follow",
         "if name in topics:",
         "if False:",
         tests=WORK,
@@ -60,7 +60,7 @@ NODES = [
     ),
     case(
         "a shard overlooks the tombstones that a view brings",
-        "laminar.node.shard.work_lists:WorkLists.follow",
+        "laminar.node.shard.replicas.work_lists:WorkLists.follow",
         "for key in delta.tombstones:",
         "for key in ():",
         tests=WORK,
@@ -68,7 +68,7 @@ NODES = [
     ),
     case(
         "a shard overlooks that its node drains",
-        "laminar.node.shard.work_lists:WorkLists.follow",
+        "laminar.node.shard.replicas.work_lists:WorkLists.follow",
         "if was_draining != self._draining:",
         "if False:",
         tests=WORK,
@@ -76,7 +76,7 @@ NODES = [
     ),
     case(
         "a whole view changes only what no list has yet",
-        "laminar.node.shard.work_lists:WorkLists.follow",
+        "laminar.node.shard.replicas.work_lists:WorkLists.follow",
         "self._look(message.catalog.partitions)",
         "pass",
         tests=WORK,
@@ -97,7 +97,7 @@ NODES = [
     ),
     case(
         "a replica of a home that lost its manifest is born again",
-        "laminar.node.shard.lost_manifest:LostManifest.settle",
+        "laminar.node.shard.replicas.lost_manifest:LostManifest.settle",
         "if manifest.of_group(entry.group) is None",
         "if False",
         tests=LOST_MANIFEST,
@@ -105,7 +105,7 @@ NODES = [
     ),
     case(
         "a shard that lost its manifest asks its own copy of the catalog",
-        "laminar.node.shard.lost_manifest:LostManifest.settle",
+        "laminar.node.shard.replicas.lost_manifest:LostManifest.settle",
         "await shard.refresh_view()",
         "pass",
         tests=LOST_MANIFEST,
@@ -113,7 +113,7 @@ NODES = [
     ),
     case(
         "a replica that was being created when its manifest was lost was never here",
-        "laminar.node.shard.lost_manifest:recorded_here",
+        "laminar.node.shard.replicas.lost_manifest:recorded_here",
         "if owner_shard(",
         'if record.state == "live" and owner_shard(',
         tests=LOST_MANIFEST,
@@ -121,7 +121,7 @@ NODES = [
     ),
     case(
         "a shard that lost its manifest makes replicas before it knows what it held",
-        "laminar.node.shard.shard:Shard._reconcile_loop",
+        "laminar.node.shard.replicas.reconcile_loop:ReconcileLoop.run",
         "if not await self._knows_its_replicas():",
         "if False:",
         tests=LOST_MANIFESTS,
@@ -185,7 +185,7 @@ NODES = [
     ),
     case(
         "a learner that was let go takes part when its new log is there",
-        "laminar.node.shard.replica_startup:ReplicaOpener._restart_empty",
+        "laminar.node.shard.replicas.replica_startup:ReplicaOpener._restart_empty",
         "if not shard.repairs.keeps(new):",
         "if False:",
         tests=OPENING,
@@ -193,7 +193,7 @@ NODES = [
     ),
     case(
         "a replica that is let go deletes the log that it had before",
-        "laminar.node.shard.replica_moves:ReplicaMover._delete",
+        "laminar.node.shard.replicas.replica_moves:ReplicaMover._delete",
         "here = [known[each] for each in ids if each in known]",
         "here = [each for each in entries if each.replica_id in known]",
         tests=OPENING,
@@ -211,10 +211,10 @@ NODES = [
     ),
     case(
         "a replica that is made takes back what is changed in the manifest meanwhile",
-        "laminar.node.shard.reconcile:Reconciler._make",
+        "laminar.node.shard.replicas.reconcile:Reconciler._make",
         "change_manifest(lambda known: {each.replica_id: each for each in entries})",
         "write_manifest([*shard.storage.manifest.entries, *entries])",
-        tests=("tests/node/shard/test_old_catalog.py",),
+        tests=("tests/node/shard/replicas/test_old_catalog.py",),
         tests_only=True,
     ),
     case(
@@ -314,7 +314,7 @@ NODES = [
     ),
     case(
         "those given up are served until they are deleted",
-        "laminar.node.shard.reconcile:Reconciler.stop_abandoned",
+        "laminar.node.shard.replicas.reconcile:Reconciler.stop_abandoned",
         "if partition is not None and partition.replica.replica_id in gone:",
         "if False:",
         tests=("tests/sim/test_lost_majority.py",),
@@ -396,14 +396,14 @@ NODES = [
     ),
     case(
         "a replica without its vote takes part",
-        "laminar.node.shard.replica_startup:ReplicaOpener.open",
+        "laminar.node.shard.replicas.replica_startup:ReplicaOpener.open",
         " or not sure:",
         ":",
         tests=OPENING,
     ),
     case(
         "a blank vote after an emptied directory",
-        "laminar.node.shard.replica_startup:ReplicaOpener.open",
+        "laminar.node.shard.replicas.replica_startup:ReplicaOpener.open",
         "(empty and entry.state != EMPTY)",
         "False",
         tests=OPENING,
@@ -417,56 +417,56 @@ NODES = [
     ),
     case(
         "bootstrap on the node's own copy of the catalog",
-        "laminar.node.shard.reconcile:Reconciler.make_missing",
+        "laminar.node.shard.replicas.reconcile:Reconciler.make_missing",
         "creating = set(answer.creating)",
         "creating = {record.group for record, _ in new}",
         tests=OLD_CATALOG,
     ),
     case(
         "bootstrap without the store id",
-        "laminar.node.shard.reconcile:Reconciler._to_be_made",
+        "laminar.node.shard.replicas.reconcile:Reconciler._to_be_made",
         "and replica.store_id == shard.store_id",
         "",
         tests=OLD_CATALOG,
     ),
     case(
         "a tombstone of the node's own copy deletes",
-        "laminar.node.shard.reconcile:Reconciler.remove_deleted",
+        "laminar.node.shard.replicas.reconcile:Reconciler.remove_deleted",
         "deleted = set(answer.deleted)",
         "deleted = set(reported)",
         tests=OLD_CATALOG,
     ),
     case(
         "a new replica is made on the node's own copy of the catalog",
-        "laminar.node.shard.replica_moves:ReplicaMover.at_home",
+        "laminar.node.shard.replicas.replica_moves:ReplicaMover.at_home",
         "if each[1] in answer.joining",
         "",
         tests=OLD_CATALOG,
     ),
     case(
         "a removed replica deletes before that is confirmed",
-        "laminar.node.shard.replica_moves:ReplicaMover.at_home",
+        "laminar.node.shard.replicas.replica_moves:ReplicaMover.at_home",
         "for _, replica_id in removed if replica_id in answer.removed",
         "for _, replica_id in removed",
         tests=OLD_CATALOG,
     ),
     case(
         "one that is thought dead is removed though no majority is left",
-        "laminar.node.shard.replica_moves:next_step",
+        "laminar.node.shard.replicas.replica_moves:next_step",
         "if observed.majority_active(without):",
         "if True:",
-        tests=("tests/node/shard/test_replica_moves.py",),
+        tests=("tests/node/shard/replicas/test_replica_moves.py",),
     ),
     case(
         "a removal is told to the catalog before it is committed",
-        "laminar.node.shard.replica_moves:ReplicaMover._members",
+        "laminar.node.shard.replicas.replica_moves:ReplicaMover._members",
         "configurations_up_to(partition.committed_index)",
         "configurations_up_to(1 << 60)",
-        tests=("tests/node/shard/test_replica_moves.py",),
+        tests=("tests/node/shard/replicas/test_replica_moves.py",),
     ),
     case(
         "of an only voter a learner is promoted while another is still being filled",
-        "laminar.node.shard.replica_moves:next_step",
+        "laminar.node.shard.replicas.replica_moves:next_step",
         "if ready and (len(voters) > 1 or ready == awaited):",
         "if ready:",
         tests=MOVES,
@@ -474,7 +474,7 @@ NODES = [
     ),
     case(
         "a learner that its node has not reported as made is promoted",
-        "laminar.node.shard.replica_moves:next_step",
+        "laminar.node.shard.replicas.replica_moves:next_step",
         "placed[replica_id].made and ",
         "",
         tests=MOVES,
@@ -482,7 +482,7 @@ NODES = [
     ),
     case(
         "a learner that lacks what is committed is promoted",
-        "laminar.node.shard.replica_moves:next_step",
+        "laminar.node.shard.replicas.replica_moves:next_step",
         " and observed.caught_up(replica_id)",
         "",
         tests=MOVES,
@@ -490,7 +490,7 @@ NODES = [
     ),
     case(
         "a replica moves away before its successor votes",
-        "laminar.node.shard.replica_moves:next_step",
+        "laminar.node.shard.replicas.replica_moves:next_step",
         "if placed and not awaited:",
         "if placed:",
         tests=MOVES,
@@ -498,7 +498,7 @@ NODES = [
     ),
     case(
         "a replica that an old placement brought back stays",
-        "laminar.node.shard.replica_moves:next_step",
+        "laminar.node.shard.replicas.replica_moves:next_step",
         "if member not in placed and member not in leaving and member not in abandoned:",
         "if False:",
         tests=MOVES,
@@ -506,7 +506,7 @@ NODES = [
     ),
     case(
         "an old placement undoes what came after it",
-        "laminar.node.shard.replica_moves:next_step",
+        "laminar.node.shard.replicas.replica_moves:next_step",
         "if any(member > record.highest_replica_id for member in members):",
         "if False:",
         tests=MOVES,
@@ -514,7 +514,7 @@ NODES = [
     ),
     case(
         "a dead replica is removed after its successor is added",
-        "laminar.node.shard.replica_moves:next_step",
+        "laminar.node.shard.replicas.replica_moves:next_step",
         'if each.why != "moved" and replica_id in members:',
         "if False:",
         tests=MOVES,
@@ -522,7 +522,7 @@ NODES = [
     ),
     case(
         "a replica is added by a record that may be old",
-        "laminar.node.shard.replica_moves:next_step",
+        "laminar.node.shard.replicas.replica_moves:next_step",
         "if observed.newest:",
         "if True:",
         tests=MOVES,
@@ -530,7 +530,7 @@ NODES = [
     ),
     case(
         "a replica is added in another term than the one in which the catalog was asked",
-        "laminar.node.shard.replica_moves:ReplicaMover._leads_in",
+        "laminar.node.shard.replicas.replica_moves:ReplicaMover._leads_in",
         " and partition.replica.core.term == term",
         "",
         tests=MOVES,
@@ -538,7 +538,7 @@ NODES = [
     ),
     case(
         "a leader removes itself though another could lead",
-        "laminar.node.shard.replica_moves:ReplicaMover._step",
+        "laminar.node.shard.replicas.replica_moves:ReplicaMover._step",
         "and self._give_away(partition):",
         "and False:",
         tests=MOVES,
@@ -546,7 +546,7 @@ NODES = [
     ),
     case(
         "a replica leaves by choice while a voter that stays is recovering",
-        "laminar.node.shard.replica_moves:next_step",
+        "laminar.node.shard.replicas.replica_moves:next_step",
         'if each.why != "moved" or not any(',
         "if True or not any(",
         tests=MOVES,
@@ -554,7 +554,7 @@ NODES = [
     ),
     case(
         "the newest replica, once it is to leave, is taken for one of a later placement",
-        "laminar.node.shard.replica_moves:next_step",
+        "laminar.node.shard.replicas.replica_moves:next_step",
         "member > record.highest_replica_id",
         "member > max(each.replica_id for each in record.replicas)",
         tests=MOVES,
@@ -570,7 +570,7 @@ NODES = [
     ),
     case(
         "a deposed leader reports removals",
-        "laminar.node.shard.replica_moves:ReplicaMover._report",
+        "laminar.node.shard.replicas.replica_moves:ReplicaMover._report",
         "await self._shard.driver.confirm(partition.replica)",
         "pass",
         tests=MOVES,
@@ -578,7 +578,7 @@ NODES = [
     ),
     case(
         "a replica that is just being added is reported as removed",
-        "laminar.node.shard.replica_moves:ReplicaMover._members",
+        "laminar.node.shard.replicas.replica_moves:ReplicaMover._members",
         ", *partition.replica.configuration.members()",
         "",
         tests=MOVES,
@@ -594,15 +594,15 @@ NODES = [
     ),
     case(
         "the newest replica, once it has left, is asked for its log for ever",
-        "laminar.node.shard.lost_majority_members:PartitionMembers.removed",
+        "laminar.node.shard.replicas.lost_majority_members:PartitionMembers.removed",
         "replica_id <= record.highest_replica_id",
         "replica_id < max(known)",
-        tests=("tests/node/shard/test_lost_majority_members.py",),
+        tests=("tests/node/shard/replicas/test_lost_majority_members.py",),
         tests_only=True,
     ),
     case(
         "an only voter that is released waits for the catalog for ever",
-        "laminar.node.shard.replica_startup:ReplicaOpener._may_lead_alone",
+        "laminar.node.shard.replicas.replica_startup:ReplicaOpener._may_lead_alone",
         " or replica.core.is_released",
         "",
         tests=(
@@ -637,7 +637,7 @@ NODES = [
     ),
     case(
         "a group goes to a preferred leader that comes and goes",
-        "laminar.node.shard.leader_handback:LeaderHandback._successor",
+        "laminar.node.shard.replicas.leader_handback:LeaderHandback._successor",
         "self._is_calm(record.preferred_leader)",
         "True",
         tests=LEADERS,
@@ -645,7 +645,7 @@ NODES = [
     ),
     case(
         "a restarted node is taken for one that was there all the time",
-        "laminar.node.shard.leader_handback:LeaderHandback.observe",
+        "laminar.node.shard.replicas.leader_handback:LeaderHandback.observe",
         "and known[0] == boot",
         "",
         tests=LEADERS,
@@ -653,7 +653,7 @@ NODES = [
     ),
     case(
         "a group is handed over while its members change",
-        "laminar.node.shard.leader_handback:LeaderHandback._successor",
+        "laminar.node.shard.replicas.leader_handback:LeaderHandback._successor",
         " and self._is_settled(partition, record)",
         "",
         tests=LEADERS,
@@ -661,7 +661,7 @@ NODES = [
     ),
     case(
         "a group is handed over to a voter that lacks what is committed",
-        "laminar.node.shard.leader_handback:LeaderHandback._is_fit",
+        "laminar.node.shard.replicas.leader_handback:LeaderHandback._is_fit",
         "and core.is_caught_up(member)",
         "",
         tests=LEADERS,
@@ -669,7 +669,7 @@ NODES = [
     ),
     case(
         "a group is handed over to a voter that is recovering",
-        "laminar.node.shard.leader_handback:LeaderHandback._is_fit",
+        "laminar.node.shard.replicas.leader_handback:LeaderHandback._is_fit",
         "and not core.may_be_recovering(member)",
         "",
         tests=LEADERS,
@@ -677,7 +677,7 @@ NODES = [
     ),
     case(
         "a group is handed over to a node that drains",
-        "laminar.node.shard.leader_handback:LeaderHandback._is_fit",
+        "laminar.node.shard.replicas.leader_handback:LeaderHandback._is_fit",
         "and not self._is_draining(replica.nodes[member])",
         "",
         tests=LEADERS,
@@ -685,7 +685,7 @@ NODES = [
     ),
     case(
         "a draining node leads on until all is calm",
-        "laminar.node.shard.leader_handback:LeaderHandback._must_go",
+        "laminar.node.shard.replicas.leader_handback:LeaderHandback._must_go",
         "self._is_draining(shard.node) or",
         "",
         tests=LEADERS,
@@ -693,7 +693,7 @@ NODES = [
     ),
     case(
         "a replica that is to leave hands nothing over",
-        "laminar.node.shard.leader_handback:LeaderHandback._must_go",
+        "laminar.node.shard.replicas.leader_handback:LeaderHandback._must_go",
         "or any(",
         "or False and any(",
         tests=LEADERS,
@@ -701,7 +701,7 @@ NODES = [
     ),
     case(
         "a hand-over that failed is tried again at once",
-        "laminar.node.shard.leader_handback:LeaderHandback._successor",
+        "laminar.node.shard.replicas.leader_handback:LeaderHandback._successor",
         "now_ms < attempt.next_ms",
         "False",
         tests=LEADERS,
@@ -709,7 +709,7 @@ NODES = [
     ),
     case(
         "a group is handed over to a voter that is silent",
-        "laminar.node.shard.leader_handback:LeaderHandback._is_fit",
+        "laminar.node.shard.replicas.leader_handback:LeaderHandback._is_fit",
         "self._shard.driver.is_active(replica, member)",
         "True",
         tests=LEADERS,
@@ -717,7 +717,7 @@ NODES = [
     ),
     case(
         "a group is handed over to a replica that is to leave",
-        "laminar.node.shard.leader_handback:LeaderHandback._successor",
+        "laminar.node.shard.replicas.leader_handback:LeaderHandback._successor",
         "member not in leaving and ",
         "",
         tests=LEADERS,
@@ -725,7 +725,7 @@ NODES = [
     ),
     case(
         "hand-overs that fail are tried again at the same pace",
-        "laminar.node.shard.leader_handback:LeaderHandback._begin",
+        "laminar.node.shard.replicas.leader_handback:LeaderHandback._begin",
         "min(2 * last.delay_ms, longest_ms)",
         "last.delay_ms",
         tests=LEADERS,
@@ -733,7 +733,7 @@ NODES = [
     ),
     case(
         "a group that must leave is handed over to the one that did not take it",
-        "laminar.node.shard.leader_handback:LeaderHandback._successor",
+        "laminar.node.shard.replicas.leader_handback:LeaderHandback._successor",
         "member != tried, ",
         "",
         tests=LEADERS,
@@ -741,7 +741,7 @@ NODES = [
     ),
     case(
         "a group that must leave goes to any voter before the preferred one",
-        "laminar.node.shard.leader_handback:LeaderHandback._successor",
+        "laminar.node.shard.replicas.leader_handback:LeaderHandback._successor",
         " member in preferred,",
         "",
         tests=LEADERS,
@@ -749,7 +749,7 @@ NODES = [
     ),
     case(
         "a group that is not preferred elsewhere is handed over",
-        "laminar.node.shard.leader_handback:LeaderHandback._successor",
+        "laminar.node.shard.replicas.leader_handback:LeaderHandback._successor",
         "if preferred and ",
         "if (preferred := preferred or fit) and ",
         tests=LEADERS,
@@ -757,7 +757,7 @@ NODES = [
     ),
     case(
         "all groups of a shard are handed over at the same time",
-        "laminar.node.shard.leader_handback:LeaderHandback._run",
+        "laminar.node.shard.replicas.leader_handback:LeaderHandback._run",
         "while len(self._under_way) >= AT_ONCE:",
         "while False:",
         tests=LEADERS,

@@ -69,7 +69,7 @@ ROUTE_STEPS = [
     ),
     case(
         "entry 1 of an output names no change",
-        "laminar.node.shard.reconcile:Reconciler._finish",
+        "laminar.node.shard.replicas.reconcile:Reconciler._finish",
         "successor_of=origins[entry.group]",
         "successor_of=0",
         routes=True,

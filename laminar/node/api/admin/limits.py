@@ -18,7 +18,7 @@ from laminar.node.api.common.placement_call import PlacementCall
 from laminar.node.api.common.services import ShardServices
 from laminar.node.catalog.service import LimitsRequest
 from laminar.node.transport.transport import TransportError
-from membership.catalog_rules import owned_by
+from membership.limit_rules import owned_by
 from membership.records import ANY_PRINCIPAL, LimitRecord
 
 _PRINCIPAL: Final = re.compile(TOPIC_PATTERN, re.ASCII)

@@ -38,7 +38,7 @@ from laminar.wire.channels import (
     settings_of,
     stored,
 )
-from membership.catalog_rules import FIXED, MOST_SETTINGS_BYTES
+from membership.channel_rules import FIXED, MOST_SETTINGS_BYTES
 from membership.records import ChannelRecord, TopicRecord
 from membership.requests import CreateChannel, DeleteChannel, Result, UpdateChannel
 

@@ -43,9 +43,9 @@ from laminar.node.api.common.forwarding import requester_of
 from laminar.node.api.common.json_body import json_body
 from laminar.node.api.common.query import integer
 from laminar.node.api.common.services import ShardServices
-from laminar.node.channels.jobs import MAX_BYTES
+from laminar.node.channels.open_records.jobs import MAX_BYTES
+from laminar.node.channels.open_records.search import Budget, Wanted
 from laminar.node.channels.requests import Step
-from laminar.node.channels.search import Budget, Wanted
 from laminar.wire.channels import (
     CHANNEL_HEADER,
     JOBS_TYPE,

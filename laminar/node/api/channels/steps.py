@@ -16,9 +16,9 @@ from laminar.node.api.common.attempts import keep_code
 from laminar.node.api.common.forwarding import requester_for
 from laminar.node.api.common.leader_call import STEP, LeaderCall, RetryPolicy
 from laminar.node.channels.deliveries import Deliveries
-from laminar.node.channels.jobs import Run
+from laminar.node.channels.open_records.jobs import Run
+from laminar.node.channels.open_records.search import Budget, Found, Page, Wanted, offsets_of, page_of
 from laminar.node.channels.requests import Step
-from laminar.node.channels.search import Budget, Found, Page, Wanted, offsets_of, page_of
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.state.channels import Why
 from laminar.node.transport.transport import Peer

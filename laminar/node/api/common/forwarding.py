@@ -36,7 +36,7 @@ from laminar.node.transport.transport import (
     RemoteError,
     TransportError,
 )
-from membership.catalog_rules import LIMITS_SINCE
+from membership.limit_rules import LIMITS_SINCE
 
 FORWARDED = "laminar-forwarded"
 # Header of one partition's part of an append to a topic, from the shard that split it. Its value says whether

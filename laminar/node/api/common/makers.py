@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from laminar.node.partition.problems import NO_MAKER, Maker
 from laminar.node.runtime.cluster_view import View
-from membership.catalog_rules import LIMITS_SINCE
+from membership.limit_rules import LIMITS_SINCE
 
 
 def maker_of(view: View, principal: str, limit: str) -> Maker:

@@ -18,9 +18,10 @@ decides which record to give out next, and when a consumer's time is over (`lami
 Reference: `docs/channels.md`.
 
 An open record would keep the whole log after it from being trimmed. So when retention would trim an open
-record, the leader copies it to the log's end (`laminar.node.channels.carrier`); one entry contains the copy
-and the change of the table. A copy does not change the state of its record. A record that was done before the
-entry is applied gets no copy, and a copy is forgotten when its record is open in no channel any more.
+record, the leader copies it to the log's end (`laminar.node.channels.open_records.carrier`); one entry
+contains the copy and the change of the table. A copy does not change the state of its record. A record that
+was done before the entry is applied gets no copy, and a copy is forgotten when its record is open in no
+channel any more.
 """
 
 from __future__ import annotations

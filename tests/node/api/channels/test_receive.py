@@ -18,7 +18,7 @@ from laminar.node.api.channels import streams
 from laminar.node.api.channels.job_documents import HEARTBEAT
 from laminar.node.api.channels.jobs import JobRoutes
 from laminar.node.api.channels.steps import Given, ReceiveRequest, SettleRequest
-from laminar.node.channels.jobs import Run
+from laminar.node.channels.open_records.jobs import Run
 from laminar.node.host.clock import Clock
 from laminar.node.trace.ring import Who
 from membership.records import ChannelRecord, TopicRecord

@@ -24,7 +24,7 @@ from laminar.node.api.common.passed_turns import SHARE, PassedTurns
 from laminar.node.trace.ring import Who
 from laminar.node.transport.rpc import MAX_CALLS_IN_PROGRESS
 from laminar.node.transport.transport import Address, Peer, TcpAddress
-from membership.catalog_rules import LIMITS_SINCE
+from membership.limit_rules import LIMITS_SINCE
 
 
 class Leader:
