@@ -1,4 +1,4 @@
-"""What a rule of the catalog returns: the state afterwards, and the result for whoever sent the command."""
+"""What a rule of the catalog returns: the state afterwards, and the result for the sender of the command."""
 
 from __future__ import annotations
 

@@ -255,8 +255,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     ),
     "laminar.node.find": (
         *("laminar.node.partition", "laminar.node.partition.state", "laminar.node.consensus"),
-        *("laminar.batch", "laminar.http.api", "laminar.log.disk", "laminar.wire", "laminar.node.channels"),
-        *("laminar.log.key_index", "laminar.log.segment", "laminar.log.partition_log"),
+        *("laminar.batch", "laminar.http.api", "laminar.log.disk", "laminar.wire"),
+        *("laminar.log.key_index", "laminar.log.segment"),
     ),
     "laminar.node.catch_up": (
         *("laminar.node.host", "laminar.node.transport", "laminar.node.consensus", "laminar.node.runtime"),
@@ -276,13 +276,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("laminar.node.partition", "laminar.node.partition.state", "laminar.node.transactions"),
         *("laminar.node.catalog", "laminar.node.catch_up", "laminar.node.placement"),
         *("membership", "raft", "router"),
-        *(
-            "laminar.batch",
-            "laminar.http.protocol",
-            "laminar.http.api",
-            "laminar.http.server",
-            "laminar.log.*",
-        ),
+        *("laminar.http.protocol", "laminar.http.api", "laminar.http.server", "laminar.log.*"),
         *("laminar.node.routes", "laminar.node.channels", "laminar.node.delay", "laminar.wire"),
         *("laminar.node.secret", "laminar.node.find", "laminar.node.trace"),
     ),

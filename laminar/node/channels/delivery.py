@@ -1,7 +1,7 @@
 """Deliver the records of one partition to the consumers of its channels. The partition's leader does this.
 
-Requests are collected for a turn of the event loop. At its end `_turn` proposes entries, in this order: for
-acknowledged records, for those that failed or expired, and then for those that are given out. So the next
+Requests are collected for a turn of the event loop. At its end `_turn` proposes one entry for the deliveries
+that ended (acknowledged, failed or expired), and then one for the records that are given out. So the next
 record of a key is given out by a later entry than the one that ends the record before it. A consumer is
 answered when the entry is committed, never before: so the log of the next leader has everything that
 consumers were promised.
@@ -24,12 +24,12 @@ from typing import Final
 from laminar.http.api.problems import Problem
 from laminar.node.channels.counts import ChannelCounts
 from laminar.node.channels.dead_records import DeadRecords
+from laminar.node.channels.given_records import GivenRecords
 from laminar.node.channels.giver import MAX_JOBS, Giver, was_late
 from laminar.node.channels.lines import TICK_S, Lines, Receiver
 from laminar.node.channels.open_records.jobs import Jobs, Run
 from laminar.node.channels.pinning import Pins
 from laminar.node.channels.proposing import confirmed, propose, seen
-from laminar.node.channels.reading import GivenRecords
 from laminar.node.channels.requests import Settled, Step
 from laminar.node.channels.settling import Settling, check_range
 from laminar.node.channels.watchers import Watchers

@@ -9,10 +9,9 @@ from typing import Final
 from laminar.batch import Batch, BatchError
 from laminar.http.api.problems import Problem
 from laminar.log.disk.errors import DamagedRange
-from laminar.node.channels.open_records.keys import key_hash
 from laminar.node.channels.queue import Queue, Scanned
 from laminar.node.partition.partition import Partition
-from laminar.node.partition.state.channels import NO_KEY
+from laminar.node.partition.state.channels import NO_KEY, key_hash
 
 SCAN_BYTES: Final = 1024 * 1024
 AHEAD: Final = 4096

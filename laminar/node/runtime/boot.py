@@ -1,7 +1,7 @@
 """Values passed by a supervisor to its child at the fork: settings, identity, sockets, reports.
 
-A `Boot` is made before the fork and passed to `laminar.node.catalog.controller.run` or
-`laminar.node.shard.shard.run`, which block until their work is over and return the process's exit code. It
+A `Boot` is made before the fork and passed to the entry point of the controller or of a shard
+(`laminar.node.entry_points`), which blocks until its work is over and returns the process's exit code. It
 holds no loop and starts nothing.
 """
 

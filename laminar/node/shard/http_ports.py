@@ -68,7 +68,8 @@ class HttpPorts:
     async def until_ready(self, ready: asyncio.Event, partitions: Iterable[Partition], view: View) -> None:
         """Wait until the shard is ready and its replicas know their leaders, `LATEST_S` at most.
 
-        It does not wait if the shard's own port listens already, or if there is none.
+        `partitions` is read once the shard is ready, so it is a view of the table and not a copy. There is no
+        wait if the shard's own port listens already, or if there is none.
         """
         if not self.held:
             return

@@ -118,7 +118,7 @@ class Shard(Process):
             low_water_bytes=settings.low_water_bytes,
             low_water_percent=settings.low_water_percent,
         )
-        self.refusals = Refusals(storage, self.space)
+        self._refusals = Refusals(storage, self.space)
         self.traces = TraceRing()
         self.deliveries = Deliveries()
         self.publishers = Publishers()
@@ -510,15 +510,15 @@ class Shard(Process):
 
     def refusal(self) -> Problem | None:
         """Return the problem for which this shard takes no appends now; None if it takes them."""
-        return self.refusals.of_appends()
+        return self._refusals.of_appends()
 
     def trace_refusal(self) -> Problem | None:
         """Return the problem for which this shard takes no events of the trace now, or None."""
-        return self.refusals.of_trace()
+        return self._refusals.of_trace()
 
     def consumer_refusal(self) -> Problem | None:
         """Return the problem for which this shard takes no cursors and receives of consumers now, or None."""
-        return self.refusals.of_consumers()
+        return self._refusals.of_consumers()
 
     # -- retention -----------------------------------------------------------------------
 
@@ -550,6 +550,8 @@ class Shard(Process):
 
     async def ask_catalog(self, request: CatalogRequest) -> CatalogAnswer:
         """Ask the catalog's leader through this node's controller.
+
+        `refresh_view` asks it without this method.
 
         Raises:
             TransportError: if no answer came.

@@ -16,7 +16,10 @@ LOW_TRASH_CHECK_S = 1.0
 
 
 async def purge_trash(boot: Boot, space: DiskSpace, clock: Clock) -> None:
-    """Purge the node's trash at the start and every hour; empty it while disk space is low. Runs for ever."""
+    """Purge the node's trash at the start and every hour; empty it while disk space is low. Runs for ever.
+
+    One shard of a node does this: it sets `space.on_change`, which has one user.
+    """
     directory = trash_directory(boot.data_directory)
     trash = Trash(boot.environment.disk, directory, keep_ms=boot.settings.trash_ms)
     low = asyncio.Event()

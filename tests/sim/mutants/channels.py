@@ -402,7 +402,7 @@ CHANNELS = [
     ),
     case(
         "what was deleted before it was read fails what is beside it",
-        "laminar.node.channels.reading:GivenRecords._end_of_expired",
+        "laminar.node.channels.given_records:GivenRecords._end_of_expired",
         "min(end, start)",
         "end",
         tests=CARRIER,

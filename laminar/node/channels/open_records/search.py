@@ -20,9 +20,8 @@ from laminar.batch import Batch, BatchError
 from laminar.http.api.problems import Problem
 from laminar.log.disk.errors import DamagedRange
 from laminar.node.channels.open_records.jobs import Source
-from laminar.node.channels.open_records.keys import key_hash
 from laminar.node.partition.partition import Partition
-from laminar.node.partition.state.channels import Aside, Channel, Why
+from laminar.node.partition.state.channels import Aside, Channel, Why, key_hash
 
 MOST_RECORDS: Final = 1_000
 """The most records that one request reads."""

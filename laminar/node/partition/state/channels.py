@@ -32,6 +32,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import IntEnum
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
+import mmh3
 import msgspec
 
 from laminar.batch import Buffer, Header
@@ -64,6 +65,14 @@ MAX_OPEN_HERE: Final = 200_000
 
 NO_KEY: Final = 0
 """The key hash of a record without a key, and of every record in a channel that keeps no order."""
+
+
+def key_hash(key: bytes | None) -> int:
+    """Return the hash by which an ordered channel knows a key.
+
+    Keys with the same hash wait for each other.
+    """
+    return NO_KEY if key is None else (mmh3.hash64(key, 0, True, False)[0] or 1)
 
 
 class Why(IntEnum):

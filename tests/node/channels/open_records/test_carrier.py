@@ -15,10 +15,10 @@ from laminar.batch.header import Flag
 from laminar.http.api.problems import Problem
 from laminar.log.disk.errors import DamagedRange
 from laminar.node.api.channels.states import state_of
+from laminar.node.channels.given_records import GivenRecords
 from laminar.node.channels.open_records import carrier as carrier_module
 from laminar.node.channels.open_records.carrier import Carrier
 from laminar.node.channels.open_records.jobs import Source, frames_of
-from laminar.node.channels.reading import GivenRecords
 from laminar.node.channels.requests import Step, Verb
 from laminar.node.delay.carrier import Carrier as DelayedCarrier
 from laminar.node.delay.publisher import Publisher
