@@ -19,7 +19,7 @@ import pytest
 from laminar.testing import nodes
 from laminar.testing.cluster import LocalCluster, processes_of_group
 from tests import guards
-from tests.warm_start import ForkedProcess, Servers, execute
+from tests.warm_start import NODE, ForkedProcess, Servers, execute
 
 PROBE = "tests.warm_probe"
 ROOT = Path(__file__).parents[1]
@@ -30,7 +30,7 @@ Start = Callable[..., subprocess.Popen[bytes]]
 
 @pytest.fixture(scope="module")
 def servers() -> Iterator[Servers]:
-    own = Servers({PROBE: PROBE})
+    own = Servers({PROBE: NODE})
     yield own
     own.close()
 
@@ -78,10 +78,14 @@ def lifeline() -> Iterator[tuple[int, int]]:
 def test_a_forked_process_is_what_an_executed_one_is(
     servers: Servers, tmp_path: Path, lifeline: tuple[int, int]
 ) -> None:
-    """Alone and tied: arguments, variables, descriptors, group, signals, limits, flags, streams."""
+    """Alone and tied: arguments, variables, path, descriptors, group, signals, limits, flags, streams."""
+    # Alone with the path that this run has, tied with this folder before all others.
+    own_path = {"PYTHONPATH": os.environ["PYTHONPATH"]} if "PYTHONPATH" in os.environ else {}
     for tied in (None, lifeline[0]):
         for folder in (ROOT, tmp_path):  # of the first server, and of the second
             env = environment(GIVEN=str(folder), LAMINAR_TEST_GIVEN="ü" * 100)
+            if tied is None:
+                env = {name: value for name, value in env.items() if name != "PYTHONPATH"} | own_path
             with contextlib.chdir(folder):
                 executed, forked = (
                     said(start, tmp_path / "log", env=env, lifeline=tied)[1]["state"]
@@ -177,7 +181,7 @@ def test_its_group_ends_with_the_pipe_that_ties_it(
 OWNER = f"""
 import os, sys
 from tests.warm_start import Servers
-servers = Servers({{"{PROBE}": "{PROBE}"}})
+servers = Servers({{"{PROBE}": "{NODE}"}})
 with open(os.devnull, "w+b") as log:
     process = servers.start_process([sys.executable, "-m", "{PROBE}", "stay"], env=dict(os.environ), log=log)
 print(process.pid, flush=True)

@@ -1,4 +1,7 @@
-"""A program that writes what it is to its standard output, and ends as its argument says."""
+"""A program that writes what it is to its standard output, and ends as its argument says.
+
+As a node of a test it has the modules of a node, and some of its own.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import laminar.node.__main__  # noqa: F401  # what a server has loaded before
 from laminar.node.entry_points import default_entry_points
 from laminar.node.host.fork import threads
 from laminar.node.host.settings import Settings

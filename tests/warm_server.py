@@ -1,11 +1,12 @@
 """A process that has imported a node's modules, and forks a node for each request.
 
-``warm_server.py FD MODULE``: `tests/warm_start.py` starts it and says why. FD is a socket of message
-boundaries. A request is a `Request` with two or three descriptors: the node's channel, its log, and its
-lifeline if it has one. The answer comes by the channel: the node's pid, and at its end its status. An ended
-node is reaped once its starter has said so by the channel or closed it, so its pid is its own until then, as
-with a child of the tests' process. The server ends with its starter, and its nodes with it. It has one thread
-and no event loop, as it forks.
+``warm_server.py FD MODULE``: `tests/warm_start.py` starts it and says why. MODULE is imported before any
+fork, and what else a program is, after its own. FD is a socket of message boundaries. A request is a
+`Request` with two or three descriptors: the node's channel, its log, and its lifeline if it has one. The
+answer comes by the channel: the node's pid, and at its end its status. An ended node is reaped once its
+starter has said so by the channel or closed it, so its pid is its own until then, as with a child of the
+tests' process. The server ends with its starter, and its nodes with it. It has one thread and no event
+loop, as it forks.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import socket
 import struct
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -43,6 +44,8 @@ class Request(msgspec.Struct, frozen=True):
     """What `exec` would be given."""
 
     command: list[str]
+    program: str
+    """A module's name, as after `-m`."""
     arguments: list[str]
     environment: dict[str, str]
     folder: str
@@ -55,11 +58,11 @@ def main() -> None:
     _, fd, module = sys.argv[:3]
     control = socket.socket(fileno=int(fd))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is meant for the tests, and for nodes
-    program = importlib.import_module(module)
-    getattr(program, "load_before_fork", _load_what_a_node_loads)()
+    loaded = importlib.import_module(module)
+    getattr(loaded, "load_before_fork", _load_what_a_node_loads)()
     gc.collect()
     gc.freeze()
-    Server(control, program.main).serve()
+    Server(control).serve()
 
 
 def _load_what_a_node_loads() -> None:
@@ -74,9 +77,8 @@ def _load_what_a_node_loads() -> None:
 class Server:
     """The nodes that run, and those that have ended and are not reaped."""
 
-    def __init__(self, control: socket.socket, run: Callable[[list[str]], int | None]) -> None:
+    def __init__(self, control: socket.socket) -> None:
         self._control = control
-        self._run = run
         self._poll = select.poll()  # which has no descriptor that a child would have to close
         self._poll.register(control, select.POLLIN)
         self._running: dict[int, tuple[int, int]] = {}  # by pidfd: pid, channel
@@ -123,13 +125,22 @@ class Server:
         if pid == 0:
             self._control.detach()
             _run_and_end(lambda: _become(request, server, channel, log, *lifeline), end=False)
-            _run_and_end(lambda: self._run(request.arguments))
+            _run_and_end(lambda: _run(request))
         for fd in (log, *lifeline):
             os.close(fd)
         pidfd = os.pidfd_open(pid)
         self._running[pidfd] = pid, channel
         self._poll.register(pidfd, select.POLLIN)
         return True
+
+
+def _run(request: Request) -> int | None:
+    """Run the program; a package's is its `__main__`."""
+    program = importlib.import_module(request.program)
+    if hasattr(program, "__path__"):
+        program = importlib.import_module(f"{request.program}.__main__")
+    code: int | None = program.main(request.arguments)
+    return code
 
 
 def _become(request: Request, server: int, channel: int, log: int, lifeline: int | None = None) -> None:
@@ -145,6 +156,9 @@ def _become(request: Request, server: int, channel: int, log: int, lifeline: int
                 os.close(fd)
     os.chdir(request.folder)
     resource.setrlimit(resource.RLIMIT_NOFILE, request.files)
+    own, first = _first_of_path(os.environ), _first_of_path(request.environment)
+    if own != first:
+        sys.path[:] = [*first, *(each for each in sys.path if each not in (*own, *first))]
     os.environ.clear()
     _show(request.command, request.environment)
     os.environ.update(request.environment)
@@ -155,6 +169,11 @@ def _become(request: Request, server: int, channel: int, log: int, lifeline: int
         parent_death.tie(lifeline)
     os.write(channel, MESSAGE.pack(b"p", os.getpid()))
     os.close(channel)
+
+
+def _first_of_path(environment: Mapping[str, str]) -> list[str]:
+    """Return the folders that come before all others on the path of an interpreter, which has each once."""
+    return [os.path.abspath(each) for each in environment.get("PYTHONPATH", "").split(os.pathsep) if each]
 
 
 def _show(command: list[str], environment: dict[str, str]) -> None:

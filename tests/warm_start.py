@@ -30,12 +30,15 @@ from tests import warm_server
 
 # Tests of the start itself.
 EXECUTED = ("cluster/test_local_cluster", "testing/")
-# What may be forked: a module's name on the command line, and where its `main` is. A program that is no node
-# has `load_before_fork` beside it.
+# What may be forked: a module's name on the command line, and what its server has loaded; the rest of it is
+# imported after the fork, so a node with something of a test needs no server of its own. A server whose
+# programs are no nodes has `load_before_fork` in that module.
+NODE = "laminar.node.__main__"
 PROGRAMS = {
-    "laminar.node": "laminar.node.__main__",
-    "tests.disks.serve": "tests.disks.serve",
-    "tests.cluster.faults.launch": "tests.cluster.faults.launch",
+    "laminar.node": NODE,
+    "tests.disks.serve": NODE,
+    "tests.cluster.faults.launch": NODE,
+    "tests.cluster.held_start": NODE,
     "tests.outbox.relaying": "tests.outbox.relaying",
 }
 ROOT = Path(__file__).parents[1]
@@ -100,9 +103,9 @@ def _read(channel: int, kind: bytes) -> int:
 
 
 class Server:
-    """A process that forks one program (`warm_server.py`), and ends with this one."""
+    """A process that has loaded one module and forks programs (`warm_server.py`), and ends with this one."""
 
-    def __init__(self, module: str, path: str | None) -> None:
+    def __init__(self, module: str) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.inherited = inherited()
         with theirs:
@@ -110,7 +113,7 @@ class Server:
             room = "x" * warm_server.ROOM_BYTES
             self._process = subprocess.Popen(
                 [sys.executable, "-P", warm_server.__file__, str(theirs.fileno()), module, room],
-                env={**os.environ, **({"PYTHONPATH": path} if path else {}), "ROOM": room},
+                env={**os.environ, "ROOM": room},
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
             )
@@ -118,15 +121,16 @@ class Server:
     def fork(
         self,
         command: Sequence[str],
-        arguments: Sequence[str],
+        program: str,
         env: Mapping[str, str],
         log: int,
         lifeline: int | None,
     ) -> ForkedProcess:
-        """Start a process of its program."""
+        """Start a process of a program."""
         ours, theirs = socket.socketpair()
         files = resource.getrlimit(resource.RLIMIT_NOFILE)
-        request = warm_server.Request(list(command), list(arguments), dict(env), os.getcwd(), files)
+        arguments = list(command[command.index(program) + 1 :])
+        request = warm_server.Request(list(command), program, arguments, dict(env), os.getcwd(), files)
         with theirs:
             fds = [theirs.fileno(), log, *([] if lifeline is None else [lifeline])]
             socket.send_fds(self._control, [msgspec.msgpack.encode(request)], fds)
@@ -149,7 +153,7 @@ class Servers:
     def __init__(self, programs: Mapping[str, str] = PROGRAMS) -> None:
         self._programs = programs
         self._lock = threading.Lock()
-        self._servers: dict[tuple[str, str | None], list[Server]] = {}
+        self._servers: dict[str, list[Server]] = {}
         self._turn = 0
         self.executes = False
         """Whether nodes are executed now, and not forked."""
@@ -163,17 +167,15 @@ class Servers:
         if program is None or not fits or not _starts_alike(env):
             return execute(command, env=env, log=log, lifeline=lifeline)
         with self._lock:
-            server = self._next(program, env)
+            server = self._next(self._programs[program])
             if server.inherited != inherited():
                 return execute(command, env=env, log=log, lifeline=lifeline)
-            arguments = command[command.index(program) + 1 :]
-            return server.fork(command, arguments, env, log.fileno(), lifeline)
+            return server.fork(command, program, env, log.fileno(), lifeline)
 
-    def _next(self, program: str, env: Mapping[str, str]) -> Server:
-        path = env.get("PYTHONPATH")
-        of_kind = self._servers.setdefault((program, path), [])
+    def _next(self, module: str) -> Server:
+        of_kind = self._servers.setdefault(module, [])
         if len(of_kind) < SERVERS:
-            of_kind.append(Server(self._programs[program], path))
+            of_kind.append(Server(module))
             return of_kind[-1]
         self._turn += 1
         return of_kind[self._turn % SERVERS]

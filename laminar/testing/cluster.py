@@ -39,6 +39,8 @@ START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 30.0
 _NETS = range(1, 255)
 _PAUSE_S = 0.02
+# The pause between two questions to a node, as a share of the time for which it was waited.
+_PAUSE_SHARE = 0.05
 
 
 class LoopbackNet:
@@ -317,20 +319,25 @@ class LocalCluster:
         Raises:
             ServerFailed: a process ended, or `timeout` has passed; the message has the end of the node's log.
         """
-        waited = list(range(self.nodes) if numbers is None else numbers)
-        deadline = time.monotonic() + timeout
-        missing = waited
-        while missing := [number for number in missing if not self._is_ready(number)]:
+        missing = list(range(self.nodes) if numbers is None else numbers)
+        began = time.monotonic()
+        while missing:
+            # One at a time: all are to be ready, and asking takes the CPUs from those that start.
+            if self._is_ready(missing[0]):
+                del missing[0]
+                continue
             for number in missing:
                 node = self.members[number]
                 if not node.running:
                     code = node.process.returncode if node.process is not None else None
                     raise ServerFailed(f"{node.name} ended with {code}:\n{node.log_tail()}")
-            if time.monotonic() >= deadline:
+            waited = time.monotonic() - began
+            if waited >= timeout:
+                missing = [number for number in missing if not self._is_ready(number)] or missing
                 names = ", ".join(self.members[number].name for number in missing)
                 tail = self.members[missing[0]].log_tail()
                 raise ServerFailed(f"{names} not ready within {timeout:g} s:\n{tail}")
-            time.sleep(_PAUSE_S)
+            time.sleep(max(_PAUSE_S, waited * _PAUSE_SHARE))
 
     def _is_ready(self, number: int) -> bool:
         node = self.members[number]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import socket
 import sys
+from collections.abc import Sequence
 
 from laminar.log.format.settings import StorageSettings
 from laminar.log.storage import Storage
@@ -33,5 +34,11 @@ class HeldEnvironment(Environment):
         return super().storage(store, logs_directory, settings=settings, forget=forget)
 
 
+def main(arguments: Sequence[str]) -> int:
+    """The exit code of `laminar.node.start.serve`."""
+    path, *rest = arguments
+    return serve(settings_of(rest), environment=HeldEnvironment(path))
+
+
 if __name__ == "__main__":
-    sys.exit(serve(settings_of(sys.argv[2:]), environment=HeldEnvironment(sys.argv[1])))
+    sys.exit(main(sys.argv[1:]))

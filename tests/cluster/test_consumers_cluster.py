@@ -11,7 +11,7 @@ from laminar.client.consume.jobs import Job
 from laminar.testing.cluster import LocalCluster
 from tests.cluster.load import leaders
 
-RECORDS = 1_200
+RECORDS = 600
 KEYS = 24
 PATIENCE_S = 300.0
 

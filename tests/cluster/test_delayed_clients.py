@@ -9,6 +9,8 @@ import laminar
 from laminar.testing.cluster import LocalCluster
 
 HOUR_MS = 3_600_000
+# Each is asked for, moved and asked for again. The leader dies after a quarter, the split comes after half.
+RECORDS = 240
 
 
 def now_ms() -> int:
@@ -38,17 +40,19 @@ def test_what_a_producer_delays_is_published_once_over_kills_and_a_split(cluster
         split: Future[object] | None = None
         sent: list[tuple[bytes, laminar.Delivery]] = []
         with topic.producer(batch_bytes=400) as producer:
-            while split is None or not split.done() or len(sent) < 400:
+            while split is None or not split.done() or len(sent) < RECORDS:
                 value = b"%d" % len(sent)
                 later_ms = now_ms() + HOUR_MS
                 sent.append((value, producer.send(value, f"k{len(sent) % 17}", deliver_at=later_ms)))
-                if len(sent) == 100:
+                if len(sent) == RECORDS // 4:
                     sent[0][1].result(60)
                     restarted = kill_leader(cluster, topic, beside)
-                elif restarted is not None and restarted.done() and split is None and len(sent) > 200:
+                elif (
+                    restarted is not None and restarted.done() and split is None and len(sent) > RECORDS // 2
+                ):
                     split = beside.submit(topic.split, 0, at=32_768, wait=60)
                 # Few more: each is asked for afterwards, and a node may take long to be there again.
-                time.sleep(0.002 if len(sent) < 400 else 0.1)
+                time.sleep(0.002 if len(sent) < RECORDS else 0.1)
             split.result()
             sent += [(b"last", producer.send(b"last", "k", deliver_at=now_ms() + HOUR_MS))]
 

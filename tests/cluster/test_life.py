@@ -24,6 +24,7 @@ def test_a_cluster_grows_is_drained_and_restarted_and_serves_all_the_time(
         drains=1,
         rejoin=False,
         appends_per_s=20.0,
+        ask_pause_s=0.2,
         calm_s=1.0,
         sinks=1,
         settle_ms=500,

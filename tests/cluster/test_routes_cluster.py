@@ -16,6 +16,8 @@ from tests.cluster.load import leaders
 # For a change, and for a reader that follows, of whose nodes one starts again meanwhile.
 PATIENCE_S = 180
 KEYS = [f"key {number}" for number in range(20)]
+# Between two bursts. A change and a kill meet a full load; a node that starts has the CPUs.
+PAUSE_S, CALM_PAUSE_S = 0.025, 0.1
 
 
 def check(sent: list[tuple[str, int]], read: list[Any], what: str) -> None:
@@ -42,6 +44,7 @@ class Sending:
         self.name = name
         self.sent: list[tuple[str, int]] = []
         self.stop = asyncio.Event()
+        self.pause_s = PAUSE_S
 
     async def run(self, topic: Any) -> None:
         async with topic.producer(name=self.name, timeout=60) as producer:
@@ -52,7 +55,7 @@ class Sending:
                 producer.send(b"%d" % number, key, number=number if self.name else None)
                 if number % 25 == 0:
                     await producer.room()
-                    await asyncio.sleep(0.01)
+                    await asyncio.sleep(self.pause_s)
 
 
 @pytest.mark.parametrize("name", [None, "copier"], ids=["plain", "named"])
@@ -92,7 +95,9 @@ async def test_clients_go_over_changes_while_leaders_are_killed(
             await asyncio.sleep(random.random() * 0.3)
             await asyncio.to_thread(cluster.kill, victim)
             # A change that needs its replicas waits for them: without the node it would be cancelled.
+            sending.pause_s = CALM_PAUSE_S
             await asyncio.to_thread(cluster.restart, victim)
+            sending.pause_s = PAUSE_S
             await changing
             await until_read(len(sending.sent))
         sending.stop.set()

@@ -26,6 +26,7 @@ def test_a_cluster_is_upgraded_node_by_node_and_may_go_back_until_the_last(
         topics=1,
         partitions=2,
         appends_per_s=20.0,
+        ask_pause_s=0.2,
         calm_s=0.5,
         sinks=1,
         settle_ms=500,

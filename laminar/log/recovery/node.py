@@ -8,6 +8,7 @@ new ones.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import random
@@ -21,6 +22,7 @@ from laminar.log.commit.segment_writer import SegmentWriter
 from laminar.log.disk.disk import Disk
 from laminar.log.disk.document import Document
 from laminar.log.disk.errors import DamagedDocument
+from laminar.log.format.journal_codec import BLOCK_SIZE
 from laminar.log.format.manifest import Manifest, ReplicaEntry
 from laminar.log.format.settings import StorageSettings
 from laminar.log.partition_log.readers import SegmentReader
@@ -224,7 +226,9 @@ class _Node:
     ) -> None:
         self._disk = disk
         self._data_directory = data_directory
-        self._settings = settings
+        # A journal made here gets only the empty frame that opens its generation: the process that opens the
+        # store directory begins a generation of its own. A larger file would be written and read for nothing.
+        self._settings = dataclasses.replace(settings, first_journal_file_bytes=BLOCK_SIZE)
         self._rng = rng
 
     def begin_missing(self, stores: list[str]) -> None:

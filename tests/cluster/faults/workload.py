@@ -45,9 +45,10 @@ class Workload:
         readers: int = 2,
         padding_bytes: int = 100,
         tags: Sequence[str] = (),
+        ask_pause_s: float = 0.04,
         seed: int = 0,
     ) -> None:
-        """`tags`: each record has one of them, by its number."""
+        """`tags`: each record has one of them, by number. `ask_pause_s`: between an asker's questions."""
         self.history = history
         self.followers = [f"reader-{number + 1}" for number in range(readers)]
         self.acknowledged = 0
@@ -60,6 +61,7 @@ class Workload:
         # Behind each value, so that files grow; histories do without.
         self._padding = b" " * padding_bytes
         self._tags = tags
+        self._ask_pause_s = ask_pause_s
         self._writing = True
         self._following = True
         self._asking = True
@@ -316,7 +318,7 @@ class Workload:
             for topic in self._topics:
                 for partition in range(self._partitions):
                     await self.ask_leader(node, topic, partition)
-                    await asyncio.sleep(0.04)
+                    await asyncio.sleep(self._ask_pause_s)
 
     async def ask_leader(self, node: int, topic: str, partition: int) -> bool:
         """One `leader` read at one node; whether it answered as a leader."""

@@ -48,6 +48,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     rejoin: bool = True
     """Whether the removed nodes' names come back on empty folders."""
     appends_per_s: float = 100.0
+    ask_pause_s: float = 0.04
+    """The pause of each client that asks one node whether it leads, partition by partition."""
     calm_s: float = 10.0
     sinks: int = 2
     replace_after_ms: int = 15_000
@@ -87,6 +89,7 @@ class Life:
             writers=4 * plan.topics,
             appends_per_s=plan.appends_per_s,
             readers=1,
+            ask_pause_s=plan.ask_pause_s,
             seed=seed,
         )
         self.named = NamedWriter(history, urls, plan.names[-1], rng=self.rng)

@@ -7,6 +7,8 @@ import random
 import pytest
 
 from laminar.log import DamagedDocument, ReplicaEntry, ShardLayout, recover_node, shard_store
+from laminar.log.commit.journal import journal_name, journal_numbers
+from laminar.log.format.journal_codec import BLOCK_SIZE
 from laminar.log.format.manifest import Manifest
 from tests.disks.fault_disk import FaultDisk, PowerCut
 from tests.log.histories import SMALL, contents, frame_for, manifest_entry, open_inline, run, settle
@@ -68,6 +70,34 @@ def test_pitfall_36_restart_with_fewer_and_with_more_shards() -> None:
         assert {f"{shards.number}-{shard}" for shard in range(3)} == set(disk.list("data/shards"))
 
     run(main())
+
+
+@pytest.mark.parametrize("starts", [1, 2])
+def test_what_a_start_recovers_is_opened_again_so_it_makes_no_journal_for_records(starts: int) -> None:
+    """Else each start would fill files with zeros, of 4 MiB by default, and read them, for nothing."""
+
+    async def main() -> None:
+        disk = FaultDisk()
+        for _ in range(starts):
+            shards = _recover(disk, 2)
+            sizes = [_newest_journal(disk, shard_store("data", shards, shard)) for shard in range(2)]
+            held = await _fill(disk, shards, 2, b"value")
+            used = [_newest_journal(disk, shard_store("data", shards, shard)) for shard in range(2)]
+            disk.kill()
+        shards = _recover(disk, 2)
+        _check_node(disk, shards, held)
+        assert [BLOCK_SIZE] * 2 == sizes
+        assert min(used) >= SMALL.first_journal_file_bytes > BLOCK_SIZE
+
+    run(main())
+
+
+def _newest_journal(disk: FaultDisk, store: str) -> int:
+    file = disk.open(f"{store}/{journal_name(journal_numbers(disk, store)[-1])}")
+    try:
+        return file.size()
+    finally:
+        file.close()
 
 
 def test_pitfall_36_a_crash_at_any_step_of_the_change_leaves_old_or_new_homes() -> None:
