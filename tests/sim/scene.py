@@ -16,6 +16,8 @@ from tests.sim.world import Options, World
 SMALL: dict[str, int | str] = {"retention_bytes": 40_000}
 SOON: dict[str, int] = {"retention_check_ms": 1000, "retention_hold_ms": 0, "catch_up_bytes": 1 << 14}
 REPLACED_SOON = {**SOON, "replace_after_ms": 5000}
+LIGHT_PAUSE_S = 0.15
+"""Between two requests of a client where it counts that records are appended all the time, not how many."""
 
 
 class Scene:

@@ -14,7 +14,7 @@ from membership.records import PartitionRecord, Pin, ReplicaRecord
 from membership.requests import AlterNode, PinPartition, PlacementChange, PreferLeaders
 from tests.long_examples import long
 from tests.sim.machine import Machine
-from tests.sim.scene import SMALL, SOON, Scene, members
+from tests.sim.scene import LIGHT_PAUSE_S, SMALL, SOON, Scene, members
 from tests.sim.simulation import TOPIC
 
 KEY = f"{TOPIC}/0"
@@ -86,7 +86,7 @@ def restart(machine: Machine) -> None:
 def test_a_partition_grows_from_one_to_three_under_load() -> None:
     """Learners first, all of them, and then one promotion right after the other."""
     scene = scene_of(1, replicas=1, topic_settings={})
-    scene.load()
+    scene.load(pause_s=LIGHT_PAUSE_S)
     scene.world.loop.run_for(10.0)
     seen: list[tuple[int, int]] = []
 
@@ -138,7 +138,7 @@ def test_no_learner_votes_while_another_is_away() -> None:
     (holder,) = members(scene)[0]
     away = scene.world.machines["b" if holder == "c" else "c"]
     loop.run_for(10.0)
-    scene.load()
+    scene.load(pause_s=LIGHT_PAUSE_S)
     pin(scene, *all_nodes(scene))
     assert loop.run_until(lambda: len(record_of(scene).replicas) == 3, at_most_s=60.0)
     away.kill()
@@ -179,7 +179,7 @@ def test_a_partition_shrinks_to_one_and_the_newest_leaves_first() -> None:
     """Also when it leads: then another does, and nothing is lost. What left is deleted."""
     scene = scene_of(3, replicas=3, node_settings=SOON, topic_settings={})
     loop = scene.world.loop
-    scene.load()
+    scene.load(pause_s=LIGHT_PAUSE_S)
     loop.run_for(10.0)
     for left in (2, 1):
         newest = newest_of(scene)
@@ -312,7 +312,7 @@ def test_a_draining_node_leads_nothing() -> None:
     """It hands over at once, though it is preferred, and takes nothing while others die."""
     scene = scene_of(7, replicas=3, topic_settings={})
     loop = scene.world.loop
-    scene.load()
+    scene.load(pause_s=LIGHT_PAUSE_S)
     loop.run_for(10.0)
     first = leader_of(scene)
     change(scene, lambda state: PreferLeaders({KEY: first}))

@@ -14,7 +14,7 @@ from laminar.node.catalog.local_replica import CATALOG_NAME
 from laminar.node.catalog.recovery import StoppedNode
 from laminar.node.consensus.replica import TERMS_PASSED
 from tests.sim.machine import DATA, Machine
-from tests.sim.scene import REPLACED_SOON, SOON, Scene, members
+from tests.sim.scene import LIGHT_PAUSE_S, REPLACED_SOON, SOON, Scene, members
 from tests.sim.simulation import TOPIC
 from tests.sim.test_full_disk import begin, deaths
 
@@ -32,7 +32,7 @@ def bereaved(seed: int, **options: object) -> tuple[Scene, Machine, list[Machine
     """Five nodes, two of which held two of the three replicas and are gone; the third holds all of it."""
     settings = {**REPLACED_SOON, "replace_after_ms": 0} | dict(options.pop("node_settings", {}))  # type: ignore[call-overload]
     scene = Scene(seed, nodes=5, topic_settings={}, node_settings=settings, **options)
-    scene.load()
+    scene.load(pause_s=LIGHT_PAUSE_S)
     scene.world.loop.run_for(10.0)
     scene.calm()
     holders = [machine for machine, _ in scene.watch.partitions(TOPIC, 0)]
@@ -106,7 +106,7 @@ def test_those_given_up_come_back_together_and_neither_lead_nor_serve(
         machine.start()
     for client in scene.clients:
         client.stopping = False
-    scene.load()
+    scene.load(pause_s=LIGHT_PAUSE_S)
     scene.world.loop.run_until(watch, at_most_s=40.0)
     scene.calm()
 
@@ -140,7 +140,7 @@ def test_nothing_is_given_up_while_a_node_is_alive_that_does_not_answer() -> Non
 def test_the_catalog_goes_on_with_one_of_three_and_then_its_partitions_do() -> None:
     """Two machines are lost with their disks: the folder of the third, and two words of a person."""
     scene = Scene(6, topic_settings={}, node_settings=SOON)
-    scene.load()
+    scene.load(pause_s=LIGHT_PAUSE_S)
     scene.world.loop.run_for(10.0)
     scene.calm()
     survivor, *lost = scene.world.machines.values()

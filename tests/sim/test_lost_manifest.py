@@ -9,7 +9,7 @@ import pytest
 
 from laminar.node.partition.partition import Partition
 from tests.sim.machine import Machine
-from tests.sim.scene import REPLACED_SOON, Scene
+from tests.sim.scene import LIGHT_PAUSE_S, REPLACED_SOON, Scene
 from tests.sim.simulation import TOPIC
 
 JSON = "application/json"
@@ -29,7 +29,7 @@ def test_replicas_of_a_home_that_lost_its_manifest_come_back_from_the_others(lea
     scene = Scene(31 + leads, node_settings=REPLACED_SOON)
     victim = next(m for m, p in scene.watch.partitions(TOPIC, 0) if p.leads == leads)
     former = scene.held(victim).replica.replica_id
-    scene.load()
+    scene.load(pause_s=LIGHT_PAUSE_S)
     scene.world.loop.run_for(10.0)
     victim.kill()
     lose_manifests(victim)
@@ -54,7 +54,7 @@ def test_a_replica_of_a_group_that_is_being_created_is_not_born_again() -> None:
     scene = Scene(33, node_settings=REPLACED_SOON)
     loop = scene.world.loop
     victim, other, late = scene.world.machines.values()
-    scene.load()
+    scene.load(pause_s=LIGHT_PAUSE_S)
 
     def full(operation: str, path: str) -> int | None:
         return errno.ENOSPC if operation == "create" and "manifest" in path else None
@@ -103,7 +103,7 @@ def test_nothing_is_born_while_the_catalog_cannot_be_asked() -> None:
     loop = scene.world.loop
     victim = scene.follower()
     others = [m for m in scene.world.machines.values() if m is not victim]
-    scene.load()
+    scene.load(pause_s=LIGHT_PAUSE_S)
     loop.run_for(5.0)
     for machine in (*others, victim):
         machine.kill()
@@ -127,7 +127,7 @@ def test_a_partition_that_lost_its_only_replica_goes_on_elsewhere_by_a_persons_w
     """Empty, on a node that holds nothing of it: its new replica has never heard of any configuration."""
     scene = Scene(35, node_settings=REPLACED_SOON)
     loop = scene.world.loop
-    scene.load()
+    scene.load(pause_s=LIGHT_PAUSE_S)
     asker = scene.clients[0]
 
     def ask(node: str, method: str, target: str, body: bytes = b"") -> int:

@@ -16,7 +16,7 @@ from membership.requests import (
 from tests.long_examples import long
 from tests.sim import environment
 from tests.sim.machine import Machine
-from tests.sim.scene import REPLACED_SOON, SMALL, Scene, members, replaced, scene_of
+from tests.sim.scene import LIGHT_PAUSE_S, REPLACED_SOON, SMALL, Scene, members, replaced, scene_of
 from tests.sim.simulation import TOPIC
 
 
@@ -27,7 +27,7 @@ def test_replicas_of_a_node_that_is_gone_for_good_are_made_anew_elsewhere(
     """Removed, added, promoted: three voters again, the same bytes, nothing acknowledged is lost."""
     scene = scene_of(1, topic_settings=retention)
     gone = scene.follower()
-    scene.load()
+    scene.load(pause_s=LIGHT_PAUSE_S)
     scene.world.loop.run_for(20.0)
     gone.kill()
 
@@ -43,7 +43,7 @@ def test_a_new_replica_gets_its_log_at_the_pace_although_no_segment_is_sealed(
     monkeypatch.setattr(environment, "SIZES", replace(environment.SIZES, segment_size_bytes=64 << 20))
     scene = scene_of(1, topic_settings={})
     gone = scene.follower()
-    scene.load()
+    scene.load(pause_s=LIGHT_PAUSE_S)
     scene.world.loop.run_for(20.0)
     held = scene.held(gone).log
     assert not held.sealed_segments() and held.size_bytes > scene.options.node_settings["catch_up_bytes"]
@@ -108,7 +108,7 @@ def test_pitfall_50_a_node_that_was_only_away_deletes_what_was_removed_when_it_i
     held = scene.partition(away)
     assert held is not None
     removed_id = held.replica.replica_id
-    scene.load()
+    scene.load(pause_s=LIGHT_PAUSE_S)
     away.kill()
     assert scene.world.loop.run_until(lambda: replaced(scene, away), at_most_s=120.0), members(scene)
     away.start()
@@ -172,7 +172,7 @@ def test_pitfall_35_a_replica_whose_files_are_gone_is_made_anew_under_another_id
     wiped = scene.follower()
     held = scene.partition(wiped)
     assert held is not None
-    scene.load()
+    scene.load(pause_s=LIGHT_PAUSE_S)
     scene.world.loop.run_for(20.0)
     wiped.kill()
     wiped.disk.remove_tree(held.log.files.directory)
@@ -201,7 +201,7 @@ def test_a_replica_that_came_later_asks_those_who_hold_the_group_now_for_what_is
     world = scene.world
     gone = scene.follower()
     holders = {machine.node for machine, _ in scene.watch.partitions(TOPIC, 0)}
-    scene.load()
+    scene.load(pause_s=LIGHT_PAUSE_S)
     gone.kill()
     assert world.loop.run_until(lambda: replaced(scene, gone), at_most_s=120.0), members(scene)
     scene.calm()
@@ -263,7 +263,7 @@ def test_a_wiped_node_comes_back_under_a_new_name_and_takes_all_places_of_the_ol
     """Three of three: its replicas, and its vote in the catalog; also where the cluster was founded."""
     scene = Scene(7, node_settings=REPLACED_SOON)
     machine = scene.world.machines[node]
-    scene.load()
+    scene.load(pause_s=LIGHT_PAUSE_S)
     scene.world.loop.run_for(10.0)
     wiped(scene, machine, f"{node}2")
 

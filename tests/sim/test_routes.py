@@ -13,7 +13,7 @@ from laminar.node.catalog.service import CatalogAnswer, CatalogRequest
 from membership.records import TopicRecord
 from tests.long_examples import long
 from tests.sim.routes import busy, options_of, simulate
-from tests.sim.scene import REPLACED_SOON, Scene
+from tests.sim.scene import LIGHT_PAUSE_S, REPLACED_SOON, Scene
 from tests.sim.simulation import TOPIC
 from tests.sim.test_lost_majority import RECOVER, leads, post
 
@@ -55,7 +55,7 @@ def test_a_leader_that_has_lost_its_seal_takes_no_record_and_seals_again() -> No
     """A person gave up the replicas that had it: records here would be beside those of the outputs."""
     settings = {**REPLACED_SOON, "replace_after_ms": 0}
     scene = Scene(7, nodes=5, topic_settings={}, node_settings=settings)
-    scene.load()
+    scene.load(pause_s=LIGHT_PAUSE_S)
     scene.world.loop.run_for(10.0)
     behind = scene.follower()
     behind.kill()
@@ -105,7 +105,7 @@ def test_an_input_without_a_majority_is_not_sealed_and_a_forced_change_goes_on_w
     """A strict change is cancelled, and says why. A forced one's input seals itself when it is led again."""
     settings = {**REPLACED_SOON, "replace_after_ms": 0}
     scene = Scene(9, nodes=5, topic_settings={}, node_settings=settings)
-    scene.load()
+    scene.load(pause_s=LIGHT_PAUSE_S)
     scene.world.loop.run_for(10.0)
     scene.calm()
     gone = [machine for machine, _ in scene.watch.partitions(TOPIC, 0)][:2]
@@ -141,7 +141,7 @@ def test_a_closing_change_is_forced_when_an_input_is_gone_for_long() -> None:
     """The same change, asked for with `force`, opens its outputs; only if its order is weak."""
     settings = {**REPLACED_SOON, "replace_after_ms": 0}
     scene = Scene(10, nodes=5, topic_settings={}, node_settings=settings)
-    scene.load()
+    scene.load(pause_s=LIGHT_PAUSE_S)
     scene.world.loop.run_for(10.0)
     scene.calm()
     began = BeginRouteRequest(TOPIC, 0, [0], [30_000], "weak", 8_000)
@@ -173,7 +173,7 @@ def test_a_strict_change_goes_on_with_the_copy_of_an_input_that_comes_back() -> 
     """While no disk of the input is left there is nothing to accept; one is enough: it is sealed at once."""
     settings = {**REPLACED_SOON, "replace_after_ms": 0}
     scene = Scene(10, nodes=7, topic_settings={}, node_settings=settings)
-    scene.load()
+    scene.load(pause_s=LIGHT_PAUSE_S)
     scene.world.loop.run_for(10.0)
     scene.calm()
     holders = [machine for machine, _ in scene.watch.partitions(TOPIC, 0)]
