@@ -76,6 +76,8 @@ class Table(Mapping[Key, Record], Generic[Key, Record]):
         Records are compared by identity, and only in the parts that the two tables do not share.
         """
         changes: dict[Key, Record | None] = {}
+        if self is before:
+            return changes
         for part, former in zip(self._parts, before._parts, strict=True):
             if part is not former:
                 changes.update((key, record) for key, record in part.items() if former.get(key) is not record)

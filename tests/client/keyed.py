@@ -50,10 +50,10 @@ class Keyed:
         return self.sent
 
 
-def read_of(member: MemberProcess) -> list[tuple[float, int, int, int]]:
-    """(when, key, number, partition) of each record that it was given."""
+def read_of(member: MemberProcess, *, after: int = 0) -> list[tuple[float, int, int, int]]:
+    """(when, key, number, partition) of each record that it was given, behind its first `after` lines."""
     found = []
-    for at_s, words in list(member.lines):
+    for at_s, words in member.lines[after:]:
         if words[0] == "read":
             key, number = words[3].split("-")
             found.append((at_s, int(key), int(number), int(words[1])))
@@ -79,4 +79,15 @@ def check(members: list[MemberProcess], count: int) -> None:
 
 
 def read_all(members: list[MemberProcess], count: int) -> Callable[[], bool]:
-    return lambda: len({event[1:3] for member in members for event in read_of(member)}) == KEYS * count
+    """What to wait for until each record was read; a line is looked at once, however often this is asked."""
+    seen: set[tuple[int, int]] = set()
+    looked_at: dict[int, int] = defaultdict(int)
+
+    def is_read() -> bool:
+        for number, member in enumerate(members):
+            until = len(member.lines)
+            seen.update(event[1:3] for event in read_of(member, after=looked_at[number]))
+            looked_at[number] = until
+        return len(seen) == KEYS * count
+
+    return is_read

@@ -37,7 +37,11 @@ def test_three_members_go_over_every_change_and_kills(url: str, topic: str) -> N
     """Split, merge and move under load, a member killed in each, another that comes."""
     # Short for those that are killed, and longer than a process may stand still on a machine that is busy.
     members = [MemberProcess([url], topic, "g", session_s=5.0) for _ in range(3)]
-    with laminar.connect(url, timeout=60) as client, ended(members), Keyed(url, topic) as sending:
+    with (
+        laminar.connect(url, timeout=60) as client,
+        ended(members),
+        Keyed(url, topic, pause_s=0.3) as sending,
+    ):
         handle = client.topic(topic)
         until(lambda: sum(map(len, (member.read for member in members))) > 3 * KEYS, "they read")
 

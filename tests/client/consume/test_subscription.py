@@ -361,7 +361,7 @@ def test_what_a_killed_member_owned_is_read_on_by_another(url: str, topic: str) 
     """kill -9: a session later, from its last commit; what it was given since comes again, nothing else."""
     # The one that stays is not taken for dead, too, when it stands still.
     members = [MemberProcess([url], topic, "g", session_s=each, every=4) for each in (2.0, 20.0)]
-    with ended(members), Writing([url], topic, PARTITIONS) as writing:
+    with ended(members), Writing([url], topic, PARTITIONS, pause_s=0.4) as writing:
         until(lambda: all(len(member.read) > 8 for member in members), "both read")
         members[0].kill()
         killed_s = time.monotonic()
@@ -376,7 +376,7 @@ def test_what_a_killed_member_owned_is_read_on_by_another(url: str, topic: str) 
 def test_a_member_that_stood_still_hands_out_nothing_that_another_committed(url: str, topic: str) -> None:
     """It was taken for dead while it was stopped; when it goes on it looks first what it owns still."""
     members = [MemberProcess([url], topic, "g", session_s=each, every=2) for each in (2.0, 20.0)]
-    with ended(members), Writing([url], topic, PARTITIONS) as writing:
+    with ended(members), Writing([url], topic, PARTITIONS, pause_s=0.4) as writing:
         until(lambda: all(len(member.read) > 8 for member in members), "both read")
         members[0].process.send_signal(signal.SIGSTOP)
         stopped_s = time.monotonic()

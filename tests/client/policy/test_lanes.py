@@ -9,7 +9,8 @@ from __future__ import annotations
 import random
 from collections import defaultdict
 from dataclasses import dataclass, field
-from operator import attrgetter
+from itertools import chain
+from operator import attrgetter, methodcaller
 from typing import NamedTuple
 
 import pytest
@@ -28,6 +29,10 @@ from laminar.wire.key_route import LOGICAL_PARTITIONS, Route, logical_of_key
 KEYS = [b"key %d" % number for number in range(12)]
 SEEDS = st.integers(0, 2**40)
 SIZE_BYTES = attrgetter("size_bytes")
+WAITING = methodcaller("waiting")
+# What a step does, and what becomes of an answer: drawn thousands of times.
+ACTIONS = ("take",) * 3 + ("answer",) * 3 + ("deliver", "adopt")
+FATES = ("good",) * 4 + ("late", "early", "changing", "stale")
 
 
 class Copy(NamedTuple):
@@ -90,9 +95,12 @@ class Topic:
         self.partitions = {number: Partition(held) for number, held in self.route.ranges().items()}
         self.changes: list[Change] = []
         self.closing: tuple[list[int], Route] | None = None
+        self._lineage: Lineage | None = None
 
     def lineage(self) -> Lineage:
-        return Lineage(self.route, tuple(self.changes))
+        if self._lineage is None:
+            self._lineage = Lineage(self.route, tuple(self.changes))
+        return self._lineage
 
     def step(self) -> None:
         """Begin a change, or seal one input of it; with the last one its outputs open."""
@@ -111,7 +119,7 @@ class Topic:
             for number in inputs
         )
         self.changes.append(Change(route.version, not self.weak, ended, outputs))
-        self.route, self.closing = route, None
+        self.route, self.closing, self._lineage = route, None, None
         for number in outputs:
             self.partitions[number].open = True
 
@@ -177,7 +185,7 @@ class Run:
             return
         # Answers come in the order of the requests, as on one connection.
         queue, pending, copy = self.flying[self.rng.choice(waiting)].pop(0)
-        fate = self.rng.choice(["good"] * 4 + ["late", "early", "changing", "stale"]) if faults else "good"
+        fate = self.rng.choice(FATES) if faults else "good"
         if fate in ("changing", "stale"):
             self.box.retry(queue, pending, until_ms=self.now, maybe_applied=False)
             return
@@ -221,7 +229,7 @@ class Run:
 
     def step(self, *, faults: bool = True) -> None:
         self.now += 1
-        action = self.rng.choice(["take"] * 3 + ["answer"] * 3 + ["deliver", "adopt"])
+        action = self.rng.choice(ACTIONS)
         if action == "take":
             self.take()
         elif action == "answer":
@@ -234,11 +242,8 @@ class Run:
             queue = self.rng.choice(queues)
             committed = len(self.topic.partitions[queue.partition].records)
             self.box.learned(queue, term=1, committed=committed)
-        held: dict[int, Pending] = {}
-        for queue in self.box.active.values():
-            waiting = queue.waiting()
-            held.update(zip(map(id, waiting), waiting, strict=True))
-        assert self.box.buffered_bytes == sum(map(SIZE_BYTES, held.values()))
+        held = set(chain.from_iterable(map(WAITING, self.box.active.values())))
+        assert self.box.buffered_bytes == sum(map(SIZE_BYTES, held))
 
     def finish(self) -> None:
         """Go on without faults until nothing is left; then deliver every copy once more."""
