@@ -118,6 +118,8 @@ class LongestFirst(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no t
 
     def _reschedule(self, node: WorkerController) -> None:
         """Give a worker more when it has little left; that in the background ends when all is computed."""
+        if node.shutting_down:
+            return
         computed = any(place(scope).startswith(COMPUTED) for scope in self.workqueue)
         if self._in_background(node) and not computed:
             node.shutdown()
