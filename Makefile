@@ -1,5 +1,5 @@
 # make demo   three nodes, 20,000 real flights, a kill, a Spark query: ends 0 only if every check held
-# make test   everything that proves something, about 15 minutes on 2 slow cores
+# make test   everything that proves something, about 10 minutes on 2 slow cores
 # make test-long  what is marked long, and more examples of the other rules, from a seed that is printed
 # make check  format, lint, types, architecture, wheel, licences: about a minute
 # make bench  figures beside their floors, from one run (make bench-log: the log engine's alone,
@@ -67,27 +67,23 @@ help:
 demo: .venv/.spark java
 	$(BIN)/python -m examples.demo
 
-# First all that bears neighbours: four workers, as half of the tests wait for a disk, a timer or a JVM. What takes
-# long begins first, Spark's session is one worker's, and at most two workers run clusters (tests/scheduling.py). Then
-# two at a time what has a load of its own that more neighbours may starve, and the documentation, by one of the two,
-# as its ports are fixed.
+# Six workers, as most tests wait for a disk, a timer or a JVM. What takes long begins first, the documentation and
+# Spark's session are one worker's each, at most two workers run clusters, and one computes in the background at a lower
+# priority (tests/scheduling.py). `make test WORKERS=4` runs fewer tests at a time.
 # What `make check` runs is left out here, and what is marked `long` (docs/decisions/0038). What fails is run once more,
 # alone, and fails the stage also if it passes then, unless tests/unsteady.txt has it: docs/decisions/0011.
-LOADED := tests/cluster/test_demo.py tests/cluster/test_real_faults.py
 CHECKED := tests/test_architecture.py tests/test_wheel.py tests/test_licences.py tests/test_sync_face.py
-MANY := -n 4 --dist loadscope -m 'not long' tests $(foreach left,tests/docs $(LOADED) $(CHECKED),--ignore=$(left))
-FEW := -n 2 --dist loadscope -m 'not long' $(LOADED) tests/docs
+WORKERS ?= 6
 # Spark's queries are short here: Java's second compiler takes more CPU than it saves, half of Spark's.
 test test-long: export JDK_JAVA_OPTIONS := -XX:TieredStopAtLevel=1 -XX:+UseSerialGC
 test: .venv/.spark java postgresql promtool build/browser/ready build/deploy/ready
-	@# Tests are compiled once, by two at a time, and not by each of four workers; but a few that changed, by these.
+	@# Tests are compiled once, by two at a time, and not by each of the workers; but a few that changed, by these.
 	@# Errors show below.
 	@mkdir -p build; if [ ! -e build/tests-compiled ] \
 	  || [ $$(find tests -name '*.py' -newer build/tests-compiled | wc -l) -gt 20 ]; then touch build/tests-compiled; \
 	  printf '%s\n' tests/*/ | xargs -n 13 -P 2 $(BIN)/python -m pytest -q -p no:xdist --collect-only >/dev/null 2>&1; \
 	fi || true
-	$(BIN)/python -m tests.stage $(MANY)
-	$(BIN)/python -m tests.stage $(FEW)
+	$(BIN)/python -m tests.stage -n $(WORKERS) --dist loadscope -m 'not long' tests $(addprefix --ignore=,$(CHECKED))
 
 # The same rules with other examples: more of them, from a seed that is drawn and printed (and may be given); and what
 # is marked `long`. Of folders whose tests draw nothing only that.

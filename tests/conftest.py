@@ -106,6 +106,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         from tests import scheduling  # needs xdist, which only runs with several workers load
 
         items.sort(key=lambda item: scheduling.turn(place(item)))
+    patience = 4 if in_background(config) else 1  # there a test may get less than a third of the time
     absent = why_no_spark() if any(place(item).startswith("spark/") for item in items) else None
     for item in items:
         folder = place(item).partition("/")[0]
@@ -113,7 +114,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         item.add_marker(stage)
         # A limit on the command line (make test-long) is meant for all; a marker would go before it.
         if config.getoption("timeout") is None and item.get_closest_marker("timeout") is None:
-            item.add_marker(pytest.mark.timeout(STAGES.get(stage, UNIT_LIMIT_S)))
+            item.add_marker(pytest.mark.timeout(patience * STAGES.get(stage, UNIT_LIMIT_S)))
         if stage == "spark" and absent:
             item.add_marker(pytest.mark.skip(reason=absent))
         if place(item).startswith(PURE):
@@ -136,14 +137,29 @@ def _has_loop(item: pytest.Item) -> bool:
     return own and inspect.iscoroutinefunction(getattr(item, "function", None))
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection_finish(session: pytest.Session) -> None:
     """Keep the collector of garbage off what lives until the end: all tests, and all that they import.
 
-    And let it come more rarely than by default: simulations and clients make little that it finds.
+    And let it come more rarely than by default: simulations and clients make little that it finds. A worker
+    in the background lowers its priority here, as the others wait until it has collected its tests.
     """
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 100)
+    if in_background(session.config):
+        from tests import scheduling
+
+        os.nice(scheduling.NICE)
+
+
+def in_background(config: pytest.Config) -> bool:
+    """Return whether this process is a worker that only computes, at a lower priority."""
+    worker = getattr(config, "workerinput", None)
+    if worker is None:
+        return False
+    from tests import scheduling
+
+    return scheduling.in_background(worker["workerid"], worker["workercount"])
 
 
 def asks_for_spark(config: pytest.Config) -> bool:

@@ -1,6 +1,6 @@
 """CPU seconds of each test module: of the process that runs it, and of all that it starts.
 
-A plugin of pytest (`tests/conftest.py` loads it). A run with `--durations`, as each stage of `make test` is,
+A plugin of pytest (`tests/conftest.py` loads it). A run with `--durations`, as `make test` is,
 ends with a line for each folder, and one for each module that takes more than its share. On few cores this,
 and not the clock, is what a test costs its neighbours. Knows Linux's /proc.
 """

@@ -1,4 +1,4 @@
-"""One stage of `make test`: pytest, and once more, alone, what failed in it.
+"""What `make test` runs: pytest, and once more, alone, what failed in it.
 
 ``python -m tests.stage OPTION...`` runs pytest with these options. When tests failed, and only tests, they
 are run again in one process with nothing beside them, so that both runs can be read. The stage has passed

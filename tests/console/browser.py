@@ -77,7 +77,8 @@ class Browser:
         """Note serious faults of accessibility, an error on the page, and a page that scrolls sideways."""
         # A colour is judged when its transition has ended.
         self.page.evaluate("Promise.allSettled(document.getAnimations().map((each) => each.finished))")
-        self.page.evaluate(self.axe)
+        if not self.page.evaluate("'axe' in window"):  # else it is parsed anew, as long as a check takes
+            self.page.evaluate(self.axe)
         found = self.page.evaluate("axe.run(document, {resultTypes: ['violations']})")
         for rule in found["violations"]:
             if rule["impact"] in ("serious", "critical"):
