@@ -75,7 +75,9 @@ demo: .venv/.spark java
 CHECKED := tests/test_architecture.py tests/test_wheel.py tests/test_licences.py tests/test_sync_face.py
 WORKERS ?= 6
 # Spark's queries are short here: Java's second compiler takes more CPU than it saves, half of Spark's.
-test test-long: export JDK_JAVA_OPTIONS := -XX:TieredStopAtLevel=1 -XX:+UseSerialGC
+# What the first one compiled stays: its sweeper took 2 % of the CPU.
+test test-long: export JDK_JAVA_OPTIONS := -XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UseCodeCacheFlushing \
+  -XX:ReservedCodeCacheSize=128m
 test: .venv/.spark java postgresql promtool build/browser/ready build/deploy/ready
 	@# Tests are compiled once, by two at a time, and not by each of the workers; but a few that changed, by these.
 	@# Errors show below.

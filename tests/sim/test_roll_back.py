@@ -15,7 +15,7 @@ from laminar.node.shard.shard import Shard
 from tests.long_examples import long
 from tests.sim.clients import REQUEST_TIMEOUT_S
 from tests.sim.machine import Machine
-from tests.sim.scene import LIGHT_PAUSE_S, Scene, replaced, scene_of
+from tests.sim.scene import Scene, replaced, scene_of
 from tests.sim.simulation import TOPIC
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def test_a_node_whose_folder_was_put_back_ends_and_says_why() -> None:
     """The others show it; with its newest folder it is as before."""
     own = scene(1)
     world, victim = own.world, own.follower()
-    own.load(pause_s=LIGHT_PAUSE_S)
+    own.load()
     picture = victim.picture()
     go_on(own, victim, picture)
 
@@ -79,7 +79,7 @@ def test_a_copy_put_back_elects_nobody_who_lacks_what_it_acknowledged(seed: int)
     )
     world.cut([(lagging.node, each.node) for each in (victim, rest)])
     world.cut([*world.wires.cuts, *((each.node, lagging.node) for each in (victim, rest))])
-    own.load(pause_s=LIGHT_PAUSE_S)
+    own.load()
     world.loop.run_for(20.0)
     victim.kill()
     rest.kill()
@@ -104,7 +104,7 @@ def test_a_copy_from_within_the_last_start_is_seen_when_a_page_was_turned(
     monkeypatch.setattr(module, "TICK_MS", 20_000)
     own = scene(20)
     world, victim = own.world, own.follower()
-    own.load(pause_s=LIGHT_PAUSE_S)
+    own.load()
     picture = victim.picture()
     world.loop.run_for(45.0)
     assert world.all_remember(victim)
@@ -127,7 +127,7 @@ def test_a_copy_too_young_to_be_seen_is_shown_by_the_leader_what_it_acknowledged
     """
     own = scene(60)
     world, victim = own.world, own.follower()
-    own.load(pause_s=LIGHT_PAUSE_S)
+    own.load()
     world.loop.run_for(5.0)
     picture = victim.picture()
     world.loop.run_for(5.0)
@@ -154,7 +154,7 @@ def test_power_that_fails_when_the_mark_is_durable_takes_no_term_back(
     """The mark and the term in which it comes back are durable in one step."""
     own = scene(61)
     world, victim = own.world, own.follower()
-    own.load(pause_s=LIGHT_PAUSE_S)
+    own.load()
     world.loop.run_for(5.0)
     picture = victim.picture()
     world.loop.run_for(5.0)
@@ -190,7 +190,7 @@ def test_a_copy_from_before_an_earlier_mark_is_heard_again() -> None:
     """The others know a later incarnation of its replica, and would drop all that it says for ever."""
     own = scene(62)
     world, victim = own.world, own.follower()
-    own.load(pause_s=LIGHT_PAUSE_S)
+    own.load()
     world.loop.run_for(5.0)
     picture = victim.picture()
     log = own.held(victim).log
@@ -218,7 +218,7 @@ def test_a_catalog_that_went_back_takes_part_in_no_term_that_it_forgot() -> None
     """Group 0 votes as all groups do. Its leader steps down once, and the catalog goes on."""
     own = scene(63)
     world, victim = own.world, own.follower()
-    own.load(pause_s=LIGHT_PAUSE_S)
+    own.load()
     world.loop.run_for(5.0)
     picture = victim.picture()
     asked = TopicRequest("another", partitions=1, replicas=3, settings={})
@@ -248,7 +248,7 @@ def test_replicas_of_a_node_that_was_put_back_are_made_anew_elsewhere() -> None:
     """As those of a node that lost its folder, and without waiting for its absence."""
     own = scene_of(30, topic_settings={})
     victim = own.follower()
-    own.load(pause_s=LIGHT_PAUSE_S)
+    own.load()
     go_on(own, victim, victim.picture())
 
     assert own.world.loop.run_until(lambda: replaced(own, victim), at_most_s=60.0)
@@ -260,7 +260,7 @@ def test_a_cluster_that_was_started_again_as_a_whole_is_as_before() -> None:
     """Also node by node, while no quorum is there, and often: a chain with more lives is the same chain."""
     own = scene(40)
     world = own.world
-    own.load(pause_s=LIGHT_PAUSE_S)
+    own.load()
     world.loop.run_for(5.0)
     for machine in world.up:
         machine.kill()
@@ -284,7 +284,7 @@ def test_an_only_voter_stands_when_the_catalog_has_confirmed_its_folder() -> Non
     own = Scene(50, nodes=3, topic_settings={}, replicas=1)
     world = own.world
     home = next(machine for machine, _ in own.watch.partitions(TOPIC, 0))
-    own.load(pause_s=LIGHT_PAUSE_S)
+    own.load()
     world.loop.run_for(5.0)
     for machine in world.up:
         machine.kill()
