@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from laminar.batch import Batch, Buffer, Header, Kind, as_due
-from laminar.node.channels.open_records.keys import key_hash
 from laminar.node.consensus.log_start import LogStartRecord, log_start_record
 from laminar.node.partition.state.channel_changes import (
     TIME_OUT,
@@ -28,7 +27,7 @@ from laminar.node.partition.state.channel_changes import (
     Sought,
     channel_changes,
 )
-from laminar.node.partition.state.channels import NO_KEY, Aside, Copy, Out, Why
+from laminar.node.partition.state.channels import NO_KEY, Aside, Copy, Out, Why, key_hash
 from laminar.node.partition.state.pins import Pinned, PinsEnded
 from laminar.node.partition.state.staged_batches import BatchKey
 from laminar.node.partition.state.staging_entries import publish_record
