@@ -45,7 +45,7 @@ COMPUTED = (
     "sim/test_roll_back",
     "sim/",
     "raft/test_simulation",
-    "membership/test_swim",
+    "membership/gossip/test_swim",
     "raft/",
     "batch/",
     "router/",

@@ -46,18 +46,29 @@ async def routes_of(session: Session, topic: str) -> Mapping[str, Any]:
 async def route_from(session: Session, topic: str, version: int, *, begun: bool = False) -> RouteInfo:
     """Return the topic's route, once a node knows this version of it or a newer one.
 
+    `begun` and the errors are as those of `routes_from`.
+    """
+    return RouteInfo.from_answer(await routes_from(session, topic, version, begun=begun))
+
+
+async def routes_from(
+    session: Session, topic: str, version: int, *, begun: bool = False
+) -> Mapping[str, Any]:
+    """Return the answer of `routes_of`, once a node knows this version of the route or a newer one.
+
     With `begun`, a node that knows that the change to this version is under way is enough. The change may
-    have been cancelled meanwhile; so after `VIEW_WAIT_S` whatever route a node knows is returned.
+    have been cancelled meanwhile; so after `VIEW_WAIT_S` whatever a node knows is returned.
 
     Raises:
         TimedOut: no node that answers knows the version after `PATIENCE_S`.
     """
     began = time.monotonic()
     while True:
-        route = RouteInfo.from_answer(await routes_of(session, topic))
+        answer = await routes_of(session, topic)
+        route = RouteInfo.from_answer(answer)
         passed_s = time.monotonic() - began
         if route.version >= version or (begun and (route.changing == version or passed_s >= VIEW_WAIT_S)):
-            return route
+            return answer
         if passed_s >= PATIENCE_S:
             raise TimedOut(
                 f"no node that answers knows route {version} of topic {topic}",

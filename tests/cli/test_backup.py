@@ -661,6 +661,34 @@ def test_partitions_that_were_split_and_merged_come_back(
     }
 
 
+def test_an_import_goes_on_when_a_node_that_it_asks_knows_the_last_change(
+    client: Client, on_node: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Shards learn of a change one after the other; every second answer is the first one, again."""
+    name = f"late-{next(_numbers)}"
+    topic = client.create_topic(name, partitions=1)
+    topic.append(b"v")
+    topic.split(0, into=2)
+    exported(on_node, name, tmp_path / "a")
+    back = f"{name}-back"
+    get_json, answers = Session.get_json, list[Any]()
+
+    async def lagging(session: Session, target: str, **more: Any) -> Any:
+        answer = await get_json(session, target, **more)
+        if target != f"/v1/topics/{back}/routes":
+            return answer
+        answers.append(answer)
+        return answers[0] if len(answers) % 2 == 0 else answer
+
+    manifest, _, import_id = plan_import(tmp_path / "a", back)
+    with monkeypatch.context() as patch:
+        patch.setattr(Session, "get_json", lagging)
+        in_session(
+            on_node, lambda session: restore.import_topic(session, tmp_path / "a", manifest, back, import_id)
+        )
+    assert [0, 1, 2] == sorted(client.topic(back).offsets("latest"))
+
+
 def test_a_cursor_goes_on_before_what_it_may_not_have_read() -> None:
     """Positions are read one after the other: one that is behind its time is not passed by the next."""
     ranges = [{"from": 0, "to": 65_536, "partition": 1}]

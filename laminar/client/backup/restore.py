@@ -31,7 +31,7 @@ from laminar.client.errors import AlreadyExists, Error, NotFound
 from laminar.client.net.session import Session, topic_path
 from laminar.client.policy.lineage import Lineage
 from laminar.client.produce.uploads import PART_BYTES, part_bytes
-from laminar.client.route_changes import change_route, routes_of, until_done
+from laminar.client.route_changes import change_route, routes_from, routes_of, until_done
 
 REQUEST_BYTES = 1 << 20
 FETCH_BYTES = 4 << 20
@@ -207,7 +207,7 @@ class _Import:
                 await until_done(self._session, self._topic, version, wait=ROUTE_WAIT_S)
                 self._session.forget_topic(self._topic)
                 self._route = version
-        lineage = Lineage.from_answer(await routes_of(self._session, self._topic))
+        lineage = Lineage.from_answer(await routes_from(self._session, self._topic, self._route))
         if lineage.partitions.keys() != partitions.keys():
             raise self._differs(
                 min(partitions), f"partitions {sorted(partitions)}", sorted(lineage.partitions)
