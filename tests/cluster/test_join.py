@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+import urllib.request
 from collections.abc import Iterator
 
 import pytest
 
 from laminar.testing.cluster import LocalCluster, get_json
+from membership.catalog import CODE_VERSION
 
 PATIENCE_S = 60.0
 SECRET = "0123456789abcdef" * 2
@@ -92,3 +94,20 @@ def test_the_port_of_a_shard_will_do_as_well(cluster: LocalCluster) -> None:
     assert shard != f"{node.host}:{node.port}"
 
     _said(cluster, "--join", shard, until=("joined cluster",))
+
+
+def test_a_new_node_gossips_in_the_form_that_the_cluster_has_enabled(cluster: LocalCluster) -> None:
+    """The answer to its join says which. Else what it sends first is dropped, and it waits a second."""
+    first = cluster.members[0]
+    deadline = time.monotonic() + PATIENCE_S
+    while f"commands of version {CODE_VERSION} are enabled" not in first.log.read_text():
+        assert time.monotonic() < deadline, first.log_tail()
+        time.sleep(0.01)
+
+    _said(cluster, "--join", f"{first.host}:7070", until=("node node-2 is ready",))
+
+    with urllib.request.urlopen(f"{first.url}/metrics", timeout=PATIENCE_S) as answer:
+        counts = dict(line.rsplit(" ", 1) for line in answer.read().decode().splitlines() if line[0] != "#")
+    of = '{process="controller"}'
+    assert float(counts[f"laminar_gossip_received_total{of}"]) > 0
+    assert float(counts[f"laminar_gossip_outdated_total{of}"]) == 0

@@ -91,6 +91,8 @@ class Controller(Process):
         self._newest_version = 0
         self._reconcile_now = asyncio.Event()
         self._patient = True
+        # The code version that the cluster had enabled when this node joined it.
+        self._joined_version = 0
         self._replica = LocalReplica(
             boot,
             addresses=self._addresses,
@@ -257,7 +259,7 @@ class Controller(Process):
             node=self.boot.node,
             address=address_text(addresses.gossip_host, addresses.gossip_port),
             keys=lambda: [GossipKey(keys.gossip, keys.secret) for keys in secrets.current],
-            is_newer=lambda: self.enabled() >= KEYS_SINCE,
+            is_newer=lambda: max(self.enabled(), self._joined_version) >= KEYS_SINCE,
             info={
                 "cluster": self.cluster_id.hex(),
                 "shards": self.boot.shards,
@@ -382,7 +384,7 @@ class Controller(Process):
 
     async def _accept(self, answer: JoinAnswer) -> None:
         self.cluster_id, self.epoch = answer.cluster_id, answer.epoch
-        self._addresses.joined = answer.catalog
+        self._addresses.joined, self._joined_version = answer.catalog, answer.code_version
         await self._replica.join(answer)
         _log.info("joined cluster %s", answer.cluster_id.hex())
 
@@ -408,6 +410,7 @@ class Controller(Process):
                 configuration=replica.configuration_record.encoded(),
                 catalog=self.state(),
                 epoch=self.epoch,
+                code_version=self.group.catalog.code_version,
             )
         )
 

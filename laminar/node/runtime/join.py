@@ -42,7 +42,7 @@ class JoinAnswer(msgspec.Struct, frozen=True):
     """The answer: the node's replica id in group 0, group 0's configuration, and the catalog to begin with.
 
     An empty cluster id means "not now, ask again". `refused` says why the node may never join; else it is
-    empty.
+    empty. `code_version` is the one that the cluster has enabled; 0 from an older program.
     """
 
     cluster_id: bytes = b""
@@ -51,6 +51,7 @@ class JoinAnswer(msgspec.Struct, frozen=True):
     catalog: CatalogState = CatalogState()
     refused: str = ""
     epoch: bytes = b""
+    code_version: int = 0
 
 
 class _Node(msgspec.Struct):
