@@ -1,5 +1,5 @@
 # make demo   three nodes, 20,000 real flights, a kill, a Spark query: ends 0 only if every check held
-# make test   everything that proves something, about 10 minutes on 2 slow cores
+# make test   everything that proves something, about 12 minutes on 2 slow cores
 # make test-long  what is marked long, and more examples of the other rules, from a seed that is printed
 # make check  format, lint, types, architecture, wheel, licences: about a minute
 # make bench  figures beside their floors, from one run (make bench-log: the log engine's alone,
