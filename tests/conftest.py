@@ -106,7 +106,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         from tests import scheduling  # needs xdist, which only runs with several workers load
 
         items.sort(key=lambda item: scheduling.turn(place(item)))
-    patience = 4 if in_background(config) else 1  # there a test may get less than a third of the time
+    patience = 4 if in_background(config, items) else 1  # there a test may get less than a third of the time
     absent = why_no_spark() if any(place(item).startswith("spark/") for item in items) else None
     for item in items:
         folder = place(item).partition("/")[0]
@@ -146,20 +146,21 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 100)
-    if in_background(session.config):
+    if in_background(session.config, session.items):
         from tests import scheduling
 
         os.nice(scheduling.NICE)
 
 
-def in_background(config: pytest.Config) -> bool:
+def in_background(config: pytest.Config, items: list[pytest.Item]) -> bool:
     """Return whether this process is a worker that only computes, at a lower priority."""
     worker = getattr(config, "workerinput", None)
     if worker is None:
         return False
     from tests import scheduling
 
-    return scheduling.in_background(worker["workerid"], worker["workercount"])
+    own = scheduling.in_background(worker["workerid"], worker["workercount"])
+    return own and scheduling.some_compute(item.nodeid for item in items)
 
 
 def asks_for_spark(config: pytest.Config) -> bool:

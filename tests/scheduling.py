@@ -8,7 +8,7 @@ at a lower priority, while the others wait for a disk, a timer or Java. Extends 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import pytest
 from xdist.remote import Producer
@@ -79,12 +79,23 @@ def turn(path: str) -> int:
 
 
 def in_background(worker: str, workers: int) -> bool:
-    """Return whether a worker, by its name among so many, is the one in the background."""
+    """Return whether a worker, by its name among so many, is the one in the background.
+
+    In a run of which nothing only computes (`some_compute`) it is as the others.
+    """
     return worker == BACKGROUND and workers >= LEAST_FOR_BACKGROUND
+
+
+def some_compute(tests: Iterable[str]) -> bool:
+    """Return whether one of these tests, by their ids, only computes."""
+    return any(place(test).startswith(COMPUTED) for test in tests)
 
 
 class LongestFirst(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
     """Units in the order in which they were collected, and never too many crowded ones at a time."""
+
+    # Whether some of the tests only compute; None until they are collected.
+    _computed: bool | None = None
 
     def _split_scope(self, nodeid: str) -> str:
         path = place(nodeid)
@@ -127,7 +138,9 @@ class LongestFirst(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no t
             super()._reschedule(node)
 
     def _in_background(self, node: WorkerController) -> bool:
-        return in_background(node.gateway.id, self.numnodes)
+        if self._computed is None:
+            self._computed = some_compute(self.collection or ())
+        return self._computed and in_background(node.gateway.id, self.numnodes)
 
 
 def _has_crowded(units: Mapping[str, Mapping[str, bool]]) -> bool:

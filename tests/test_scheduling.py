@@ -116,6 +116,14 @@ def test_few_workers_have_none_in_the_background() -> None:
     assert {"tests/wire/test_a.py", "tests/wire/test_b.py"} == {unit for unit, _ in begun[:2]}
 
 
+def test_none_is_in_the_background_where_nothing_only_computes() -> None:
+    """Else the first unit, which has a clock, would run at a low priority."""
+    workers: list[Worker] = []
+    run([f"cluster/test_{name}.py" for name in "abcdefgh"], workers=4, seen=workers)
+
+    assert all(len(worker.units) == 2 for worker in workers), [worker.units for worker in workers]
+
+
 def test_what_is_named_is_there() -> None:
     """A folder that was renamed would silently come last, or beside too many."""
     named = (scheduling.LONGEST, scheduling.COMPUTED, scheduling.CROWDED, scheduling.SINGLE, scheduling.APART)

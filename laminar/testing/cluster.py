@@ -41,6 +41,7 @@ _NETS = range(1, 255)
 _PAUSE_S = 0.02
 # The pause between two questions to a node, as a share of the time for which it was waited.
 _PAUSE_SHARE = 0.05
+_LONGEST_PAUSE_S = 0.5
 
 
 class LoopbackNet:
@@ -333,11 +334,13 @@ class LocalCluster:
                     raise ServerFailed(f"{node.name} ended with {code}:\n{node.log_tail()}")
             waited = time.monotonic() - began
             if waited >= timeout:
-                missing = [number for number in missing if not self._is_ready(number)] or missing
+                missing = [number for number in missing if not self._is_ready(number)]
+                if not missing:
+                    return
                 names = ", ".join(self.members[number].name for number in missing)
                 tail = self.members[missing[0]].log_tail()
                 raise ServerFailed(f"{names} not ready within {timeout:g} s:\n{tail}")
-            time.sleep(max(_PAUSE_S, waited * _PAUSE_SHARE))
+            time.sleep(min(max(_PAUSE_S, waited * _PAUSE_SHARE), _LONGEST_PAUSE_S))
 
     def _is_ready(self, number: int) -> bool:
         node = self.members[number]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -96,18 +97,21 @@ def test_the_port_of_a_shard_will_do_as_well(cluster: LocalCluster) -> None:
     _said(cluster, "--join", shard, until=("joined cluster",))
 
 
-def test_a_new_node_gossips_in_the_form_that_the_cluster_has_enabled(cluster: LocalCluster) -> None:
+def test_a_new_node_gossips_in_the_form_that_the_cluster_has_enabled(tmp_path: Path) -> None:
     """The answer to its join says which. Else what it sends first is dropped, and it waits a second."""
-    first = cluster.members[0]
-    deadline = time.monotonic() + PATIENCE_S
-    while f"commands of version {CODE_VERSION} are enabled" not in first.log.read_text():
-        assert time.monotonic() < deadline, first.log_tail()
-        time.sleep(0.01)
+    with _OneAndGuest(tmp_path, nodes=2, shards=1, settings={"steer": "off"}) as cluster:
+        first = cluster.members[0]
+        deadline = time.monotonic() + PATIENCE_S
+        while f"commands of version {CODE_VERSION} are enabled" not in first.log.read_text():
+            assert time.monotonic() < deadline, first.log_tail()
+            time.sleep(0.01)
 
-    _said(cluster, "--join", f"{first.host}:7070", until=("node node-2 is ready",))
+        until = ("joined cluster", "node node-2 is ready")
+        _said(cluster, "--join", f"{first.host}:7070", until=until)
 
-    with urllib.request.urlopen(f"{first.url}/metrics", timeout=PATIENCE_S) as answer:
-        counts = dict(line.rsplit(" ", 1) for line in answer.read().decode().splitlines() if line[0] != "#")
+        with urllib.request.urlopen(f"{first.url}/metrics", timeout=PATIENCE_S) as answer:
+            lines = answer.read().decode().splitlines()
+    counts = dict(line.rsplit(" ", 1) for line in lines if line[0] != "#")
     of = '{process="controller"}'
     assert float(counts[f"laminar_gossip_received_total{of}"]) > 0
     assert float(counts[f"laminar_gossip_outdated_total{of}"]) == 0

@@ -37,7 +37,7 @@ def test_a_few_rounds_lose_nothing(kind: str, real_disk: Path, capsys: pytest.Ca
     """Power gone at all nodes; at one, with `interval`; bits that turn over; cuts while replicas move."""
     if ROUNDS[kind].cuttable and not wires.can_be_made():
         pytest.skip("no network namespaces: not root, or no command ip")
-    sound(asyncio.run(run_rounds(kind, real_disk, count=1, seed=1, appends_per_s=150.0)), capsys)
+    sound(asyncio.run(run_rounds(kind, real_disk, count=1, seed=1)), capsys)
 
 
 def test_faults_under_load_lose_double_and_reorder_nothing(
