@@ -17,6 +17,7 @@ from pathlib import Path
 
 from tests.architecture import (
     ASKED_FOR,
+    BELOW_THE_CLIENT,
     COUNTS,
     CROWDED,
     FILE_CALLS,
@@ -265,12 +266,26 @@ def check_sizes(root: Path) -> list[Violation]:
 
 
 def not_needed(root: Path) -> list[str]:
-    """Entries of TOLERATED and CROWDED that nothing in the tree needs any more."""
+    """Entries of TOLERATED, CROWDED and MAY_IMPORT that nothing in the tree needs any more.
+
+    What several rows share by `BELOW_THE_CLIENT` need not be used by each of them.
+    """
     known = modules(root)
     used = {tolerated(name, target) for name, module in known.items() for _, target in imports(module, known)}
     found = [f"{source} -> {target}" for source, target in TOLERATED if (source, target) not in used]
     counts = sizes(root)
-    return found + [folder for folder in CROWDED if counts.get(folder, 0) <= MOST_MODULES]
+    found += [folder for folder in CROWDED if counts.get(folder, 0) <= MOST_MODULES]
+    imported: dict[str, set[str]] = defaultdict(set)
+    for name, module in known.items():
+        rows = {row_of(target) for _, target in imports(module, known)}
+        imported[row_of(name) or ""] |= {row for row in rows if row is not None}
+    return found + [
+        f"{row} may import {entry}"
+        for row, entries in MAY_IMPORT.items()
+        for entry in entries
+        if entry not in BELOW_THE_CLIENT
+        and not any(covers((entry,), other) for other in imported[row] - {row})
+    ]
 
 
 def check_generic_names(root: Path) -> list[Violation]:

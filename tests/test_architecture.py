@@ -126,7 +126,7 @@ SOUND = {
     "laminar/log/disk/disk.py": "import os\nimport laminar.log.disk.b\nos.open('x', 0)\nopen('y')",
     "laminar/log/disk/b.py": "",
     "laminar/log/segment/a.py": "import os\nfrom laminar.log.disk.disk import File\nos.path.join('a')",
-    "laminar/node/shard/shard.py": "import mmap\nimport raft\nimport router\nmmap.mmap(-1, 4096)",
+    "laminar/node/shard/shard.py": "import mmap\nimport membership\nimport router\nmmap.mmap(-1, 4096)",
     "laminar/batch/__init__.py": "",
     "laminar/batch/header.py": "",
     "laminar/batch/arrow/a.py": "from laminar.batch.header import Header",
