@@ -22,7 +22,12 @@ from laminar.histogram import Histogram
 
 _log = logging.getLogger("laminar.loop")
 
+# The time between two ticks, by which a turn's length is noticed: too short by up to a tick.
 TICK_S = 0.05
+# The same in an idle process, which would spend half of its CPU time on ticks otherwise.
+IDLE_TICK_S = 0.25
+# The process was idle if the loop's thread used less than this share of a CPU since the last tick.
+IDLE_TICK_SHARE = 0.03
 LONG_TURN_S = 0.1
 # The shortest time between two logged stacks; all long turns are counted.
 REPORT_EVERY_S = 10.0
@@ -57,8 +62,10 @@ class LoopHealth:
         self.last_stack = ""
         self.last_frames: list[str] = []
         """The same as file, line and function, the innermost first, without lines of the source."""
-        self._alive_s = 0.0
-        self._due_s = 0.0
+        self._tick_s = TICK_S
+        self._tick_cpu_s = 0.0
+        self._due_s = 0.0  # of the next tick, by the loop's clock
+        self._due_by_s = 0.0  # the same by time.monotonic(), for the watchdog's thread
         self._thread_id = 0
         self._garbage_s = 0.0
         self._cpu_s = 0.0
@@ -73,7 +80,8 @@ class LoopHealth:
         """Start watching the running loop."""
         self._loop = asyncio.get_running_loop()
         self._thread_id = threading.get_ident()
-        self._alive_s = self._garbage_s = self._full_s = time.monotonic()
+        self._garbage_s = self._full_s = time.monotonic()
+        self._tick_cpu_s = time.thread_time()
         self._full_blocks = sys.getallocatedblocks()
         gc.disable()
         self._arm()
@@ -97,7 +105,8 @@ class LoopHealth:
         }
 
     def _arm(self) -> None:
-        self._due_s = self._loop.time() + TICK_S
+        self._due_by_s = time.monotonic() + self._tick_s
+        self._due_s = self._loop.time() + self._tick_s
         self._timer = self._loop.call_at(self._due_s, self._tick)
 
     def _tick(self) -> None:
@@ -109,7 +118,9 @@ class LoopHealth:
         now_s = time.monotonic()
         if now_s - self._garbage_s >= LOOK_AT_GARBAGE_S or gc.get_count()[0] > MOST_GARBAGE:
             self._collect(now_s)
-        self._alive_s = time.monotonic()
+        cpu_s = time.thread_time()
+        is_idle = cpu_s - self._tick_cpu_s < IDLE_TICK_SHARE * (self._tick_s + lag_s)
+        self._tick_cpu_s, self._tick_s = cpu_s, IDLE_TICK_S if is_idle else TICK_S
         self._arm()
 
     def _collect(self, now_s: float) -> None:
@@ -140,12 +151,12 @@ class LoopHealth:
         """Look for long turns of the loop. Runs in its own thread."""
         noted_s, wait_s = 0.0, TICK_S
         while not self._ended.wait(wait_s):
-            alive_s, now_s = self._alive_s, time.monotonic()
+            due_s, now_s = self._due_by_s, time.monotonic()
             # No sooner can this turn, or the next if this one was noted, be a long one.
-            wait_s = max(TICK_S, alive_s + LONG_TURN_S + TICK_S - now_s)
-            if now_s - alive_s < LONG_TURN_S + TICK_S or alive_s == noted_s:
+            wait_s = max(TICK_S, due_s + LONG_TURN_S - now_s)
+            if now_s - due_s < LONG_TURN_S or due_s == noted_s:
                 continue
-            noted_s = alive_s
+            noted_s = due_s
             self.long_turns += 1
             frame = sys._current_frames().get(self._thread_id)
             stack = traceback.extract_stack(frame) if frame is not None else traceback.StackSummary()

@@ -15,13 +15,15 @@ from laminar.node.host.loop_health import (
     FULL_BLOCKS,
     FULL_COLLECTION_S,
     FULL_GROWTH,
+    IDLE_TICK_S,
     LEAST_GARBAGE,
+    TICK_S,
     LoopHealth,
 )
 
 
 def _a_long_turn() -> None:
-    time.sleep(0.5)
+    time.sleep(0.5 + IDLE_TICK_S)
 
 
 async def test_pitfall_44_a_long_turn_is_counted_with_its_stack_and_as_lag() -> None:
@@ -56,6 +58,24 @@ async def _next_tick(health: LoopHealth) -> None:
     ticks = health.ticks
     while health.ticks == ticks:  # noqa: ASYNC110  # a counter
         await asyncio.sleep(0.01)
+
+
+async def test_an_idle_process_ticks_less_often_and_a_busy_one_at_once_more_often() -> None:
+    """Ticks took half of the CPU time of an idle process."""
+    health = LoopHealth()
+    health.start()
+    try:
+        began_s = time.monotonic()
+        while health.ticks < 6:  # noqa: ASYNC110  # a counter
+            await asyncio.sleep(IDLE_TICK_S)
+        took_s = time.monotonic() - began_s
+        assert took_s >= 5 * IDLE_TICK_S + TICK_S - 0.01, "only the first tick came early"
+        async with asyncio.timeout(60):
+            while health._tick_s != TICK_S:
+                sum(range(20_000))
+                await asyncio.sleep(0)
+    finally:
+        health.stop()
 
 
 async def test_garbage_is_collected_by_us_and_not_in_the_middle_of_a_burst() -> None:

@@ -247,7 +247,11 @@ OF_PROCESSES: Final[dict[tuple[str, str], Family]] = dict(
         ),
         *_part(
             "loop",
-            ("long_turns", "counter", "Turns of the event loop of more than 100 ms"),
+            (
+                "long_turns",
+                "counter",
+                "Turns of the event loop of more than 100 ms (of more than 350 ms in an idle process)",
+            ),
             (
                 "lag_max_seconds",
                 "gauge",
