@@ -7,11 +7,16 @@ line, prints its error as one line on standard error, and returns its exit code.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Sequence
 
 from laminar.cli.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED
+
+COLLECT_AFTER = 20_000
+"""Objects made and not freed between two collections of garbage. Most of the time of a command is that of its
+imports, which leave no garbage; with Python's 700 a tenth of that time went into collections."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -42,4 +47,5 @@ def run(arguments: Sequence[str]) -> int:
 
 def main() -> None:
     """Run the command line of this process, and exit with its code. It is the console script `laminar`."""
+    gc.set_threshold(COLLECT_AFTER, *gc.get_threshold()[1:])
     sys.exit(run(sys.argv[1:]))
