@@ -268,7 +268,7 @@ class LogReader:
             if found is not None:
                 size = sum(map(len, found))
                 await self._readers.yield_to_loop(size, replaying=self.replaying)
-                self._replay_bytes -= size
+                self._replay_bytes = max(0, self._replay_bytes - size)
                 return found
             before = entries.truncations
             self._replay_bytes = _REPLAY_BYTES

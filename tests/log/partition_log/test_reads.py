@@ -104,6 +104,18 @@ async def test_frames_read_ahead_are_never_served_after_a_truncation(home: Home)
         assert (b"old %d" if index < 50 else b"new %d") % (index - 1) == bytes(Batch(frame).values[0])
 
 
+async def test_a_prompt_read_of_what_is_in_memory_lets_no_other_task_run(home: Home) -> None:
+    """Not after other reads either: what those took of a bound for reads from the disk made it negative."""
+    log = home.storage.create_log("t-0")
+    log.append([frame_for(log, [b"x" * 300_000])])
+    await home.storage.sync()
+    await log.read(1, 1, max_bytes=1)
+
+    for _ in range(8):
+        with pytest.raises(StopIteration):
+            log.read_promptly(1, 1, max_bytes=1).send(None)
+
+
 def _tagged(log: Log, tag: str | None, size: int) -> bytes:
     frame = build([b"v" * size], tags=[tag])
     stamp(
