@@ -54,6 +54,7 @@ RECLAIMS = [
         f"{_RECLAIMS}._follow",
         "for output in outputs",
         "for output in outputs[:0]",
+        tests=RECLAIM,
         reclaims=True,
     ),
     case(
