@@ -65,13 +65,14 @@ async def test_a_copy_that_is_damaged_everywhere_is_a_dead_record(tmp_path: Path
     async with carrying(tmp_path, ChannelSettings(retry_ms=0, max_attempts=2)) as held:
         partition, delivery = held.partition, held.delivery
         await append(partition, b"lost", b"kept")
-        jobs = await given(delivery)
-        await delivery.settle(CHANNEL, steps("nack", jobs, delay_ms=1_000))
+        channel = partition.state.channels.by_id[CHANNEL]
+        while channel.dead != 2:
+            await delivery.settle(CHANNEL, steps("nack", await given(delivery)))
         await held.fill(5)
         assert await held.trimmed() > 1
         await damage(partition, partition.state.channels.copies[0].entry)
 
-        channel = partition.state.channels.by_id[CHANNEL]
+        assert await delivery.retry_dead(CHANNEL, None) == 2
         async with asyncio.timeout(60):
             while channel.dead != 2:
                 await delivery.receive(CHANNEL, wanted=1, wait_s=0.2)
