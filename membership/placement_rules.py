@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from membership.changes import Change, next_state, same_state
 from membership.records import (
     CatalogState,
     LeavingReplica,
@@ -32,12 +33,10 @@ from membership.requests import (
     AlterNode,
     AlterTopic,
     ChangePlacement,
-    Outcome,
     PinPartition,
     PreferLeaders,
     RemoveNode,
     RemoveReplica,
-    Result,
 )
 
 MAX_REMOVED_STORES = 1024
@@ -45,8 +44,6 @@ MAX_REMOVED_STORES = 1024
 
 MAX_TEXT = 200
 """Most characters of a zone, and of a pin's owner and reason."""
-
-Change = tuple[CatalogState, Result]
 
 
 def change_placement(state: CatalogState, request: ChangePlacement) -> Change:
@@ -80,9 +77,11 @@ def add_replicas(state: CatalogState, request: AddReplicas) -> Change:
     wanted = _wanted_number(state, partition)
     unfit = [node for node in request.nodes if not _may_hold(state, node) or node in held]
     if unfit or not request.nodes or len(set(request.nodes)) != len(request.nodes):
-        return _no(state, "conflict", f"{request.nodes} cannot hold further replicas: unfit are {unfit}")
+        return same_state(
+            state, "conflict", f"{request.nodes} cannot hold further replicas: unfit are {unfit}"
+        )
     if len(held) + len(request.nodes) > wanted:
-        return _no(state, "conflict", f"{len(held)} replicas, {wanted} are asked for")
+        return same_state(state, "conflict", f"{len(held)} replicas, {wanted} are asked for")
     first = state.next_replica_id
     new = [
         ReplicaRecord(first + number, node, state.nodes[node].store_id)
@@ -104,10 +103,10 @@ def remove_replica(state: CatalogState, request: RemoveReplica) -> Change:
         return refusal
     wanted = _wanted_number(state, partition)
     if len(partition.replicas) <= max(wanted, 1):
-        return _no(state, "conflict", f"{len(partition.replicas)} replicas, {wanted} are asked for")
+        return same_state(state, "conflict", f"{len(partition.replicas)} replicas, {wanted} are asked for")
     old = next((each for each in partition.replicas if each.replica_id == request.replica_id), None)
     if old is None:
-        return _no(state, "conflict", f"replica {request.replica_id} is not in its place any more")
+        return same_state(state, "conflict", f"replica {request.replica_id} is not in its place any more")
     after = replace(
         partition,
         replicas=[each for each in partition.replicas if each is not old],
@@ -124,15 +123,15 @@ def _at_version(
     """Return the partition if it has this version and a step may begin on it; else None and the refusal."""
     partition = state.partitions.get(key)
     if partition is None or group not in (None, partition.group):
-        return None, _no(state, "absent", f"no such group as {key}")
+        return None, same_state(state, "absent", f"no such group as {key}")
     if partition.version != version:
-        return None, _no(state, "conflict", f"version is {partition.version}")
+        return None, same_state(state, "conflict", f"version is {partition.version}")
     if group is not None:
         if partition.state != "live":
-            return None, _no(state, "conflict", "the partition is still being created")
+            return None, same_state(state, "conflict", "the partition is still being created")
         if partition.leaving or not all(each.made for each in partition.replicas):
-            return None, _no(state, "conflict", "another step of this partition is under way")
-    return partition, _no(state, "unchanged", "")
+            return None, same_state(state, "conflict", "another step of this partition is under way")
+    return partition, same_state(state, "unchanged")
 
 
 def _wanted_number(state: CatalogState, partition: PartitionRecord) -> int:
@@ -159,8 +158,8 @@ def prefer_leaders(state: CatalogState, request: PreferLeaders) -> Change:
         if node in [replica.node for replica in partition.replicas]:
             changed[key] = replace(partition, preferred_leader=node)
     if not changed:
-        return _no(state, "unchanged", "")
-    return _changed(state, partitions=state.partitions | changed)
+        return same_state(state, "unchanged")
+    return next_state(state, "updated", {}, partitions=state.partitions | changed)
 
 
 # -- what operators ask for ------------------------------------------------------------------
@@ -173,18 +172,18 @@ def pin_partition(state: CatalogState, request: PinPartition) -> Change:
         return refusal
     pin = request.pin
     if pin == partition.pin:
-        return _no(state, "unchanged", "")
+        return same_state(state, "unchanged")
     if pin is not None:
         unknown = sorted(set(pin.nodes) - state.nodes.keys())
         if unknown or not pin.nodes or len(set(pin.nodes)) != len(pin.nodes):
-            return _no(
+            return same_state(
                 state, "invalid", f"a pin needs known nodes, each once; {unknown} of {pin.nodes} are not"
             )
         draining = [name for name in pin.nodes if not _may_hold(state, name)]
         if draining:
-            return _no(state, "invalid", f"a pin to nodes that may hold nothing: {draining}")
+            return same_state(state, "invalid", f"a pin to nodes that may hold nothing: {draining}")
         if not pin.owner or len(pin.owner) > MAX_TEXT or not pin.reason or len(pin.reason) > MAX_TEXT:
-            return _no(
+            return same_state(
                 state, "invalid", f"a pin needs an owner and a reason of at most {MAX_TEXT} characters"
             )
     return _with_partition(state, request.partition, replace(partition, pin=pin))
@@ -194,61 +193,59 @@ def alter_topic(state: CatalogState, request: AlterTopic) -> Change:
     """Change a topic's number of replicas and settings; the planner grows or shrinks its partitions."""
     topic = state.topics.get(request.name)
     if topic is None:
-        return _no(state, "absent", f"no topic {request.name!r}")
+        return same_state(state, "absent", f"no topic {request.name!r}")
     if request.version != topic.version:
-        return state, Result("conflict", state.version, f"version is {topic.version}", topic=topic)
+        return same_state(state, "conflict", f"version is {topic.version}", topic=topic)
     replicas = topic.replicas if request.replicas is None else request.replicas
     merged = topic.settings | request.changes
     settings = {name: value for name, value in merged.items() if value is not None}
     fewest = settings.get("min_replicas", 1)
     if replicas < 1 or (isinstance(fewest, int) and fewest > replicas):
-        return _no(state, "invalid", f"{replicas} replicas with min_replicas {fewest}")
+        return same_state(state, "invalid", f"{replicas} replicas with min_replicas {fewest}")
     after = replace(topic, replicas=replicas, settings=settings, version=state.version + 1)
     if (replicas, settings) == (topic.replicas, topic.settings):
-        return state, Result("unchanged", state.version, topic=topic)
-    changed, _ = _changed(state, topics=state.topics | {topic.name: after})
-    return changed, Result("updated", changed.version, topic=after)
+        return same_state(state, "unchanged", topic=topic)
+    return next_state(state, "updated", {"topic": after}, topics=state.topics | {topic.name: after})
 
 
 def alter_node(state: CatalogState, request: AlterNode) -> Change:
     """Change the fields of a node's record that an operator sets: drained or not, weight, zone."""
     node = state.nodes.get(request.node)
     if node is None:
-        return _no(state, "absent", f"no node {request.node!r}")
+        return same_state(state, "absent", f"no node {request.node!r}")
     if node.version != request.version:
-        return state, Result("conflict", state.version, f"version is {node.version}", node=node)
+        return same_state(state, "conflict", f"version is {node.version}", node=node)
     after = node
     if request.draining is not msgspec.UNSET:
         after = replace(after, draining=request.draining)
     if request.set_weight is not msgspec.UNSET:
         weight = request.set_weight
         if weight is not None and not (weight >= 0 and math.isfinite(weight)):
-            return _no(state, "invalid", f"weight {weight}")
+            return same_state(state, "invalid", f"weight {weight}")
         after = replace(after, set_weight=weight)
     if request.set_zone is not msgspec.UNSET:
         if request.set_zone is not None and len(request.set_zone) > MAX_TEXT:
-            return _no(state, "invalid", f"a zone has at most {MAX_TEXT} characters")
+            return same_state(state, "invalid", f"a zone has at most {MAX_TEXT} characters")
         after = replace(after, set_zone=request.set_zone)
     if after == node:
-        return state, Result("unchanged", state.version, node=node)
+        return same_state(state, "unchanged", node=node)
     after = replace(after, version=state.version + 1)
-    changed, _ = _changed(state, nodes=state.nodes | {node.node: after})
-    return changed, Result("updated", changed.version, node=after)
+    return next_state(state, "updated", {"node": after}, nodes=state.nodes | {node.node: after})
 
 
 def remove_node(state: CatalogState, request: RemoveNode) -> Change:
     """Remove a drained node: a new store may register under its name, its own store never again."""
     node = state.nodes.get(request.node)
     if node is None:
-        return _no(state, "absent", f"no node {request.node!r}")
+        return same_state(state, "absent", f"no node {request.node!r}")
     if node.version != request.version:
-        return state, Result("conflict", state.version, f"version is {node.version}", node=node)
+        return same_state(state, "conflict", f"version is {node.version}", node=node)
     if not node.draining:
-        return _no(state, "conflict", f"{node.node!r} is not draining")
+        return same_state(state, "conflict", f"{node.node!r} is not draining")
     held = _held_by(state, node)
     if held:
         holds = f"{node.node!r} still holds, or is pinned to hold, {len(held)} partitions: {held[:3]}"
-        return _no(state, "conflict", holds)
+        return same_state(state, "conflict", holds)
     partitions = {
         key: replace(
             partition, removed=[each for each in partition.removed if each.store_id != node.store_id]
@@ -256,14 +253,15 @@ def remove_node(state: CatalogState, request: RemoveNode) -> Change:
         for key, partition in state.partitions.items()
         if any(each.store_id == node.store_id for each in partition.removed)
     }
-    changed, _ = _changed(
+    return next_state(
         state,
+        "deleted",
+        {"node": node},
         nodes=state.nodes.changed({node.node: None}),
         partitions=state.partitions | partitions,
         tombstones=state.tombstones.changed(_without_store(state, node.store_id)),
         removed_stores=[*state.removed_stores, node.store_id][-MAX_REMOVED_STORES:],
     )
-    return changed, Result("deleted", changed.version, node=node)
 
 
 def _held_by(state: CatalogState, node: NodeRecord) -> list[str]:
@@ -292,18 +290,6 @@ def _without_store(state: CatalogState, store_id: bytes) -> dict[str, Tombstone 
     return changed
 
 
-# -- results ---------------------------------------------------------------------------------
-
-
-def _no(state: CatalogState, outcome: Outcome, detail: str) -> Change:
-    return state, Result(outcome, state.version, detail)
-
-
-def _changed(state: CatalogState, **fields: Any) -> Change:
-    after = replace(state, version=state.version + 1, **fields)
-    return after, Result("updated", after.version)
-
-
 def _with_partition(state: CatalogState, key: str, partition: PartitionRecord, **fields: Any) -> Change:
     partition = replace(partition, version=state.version + 1)
-    return _changed(state, partitions=state.partitions | {key: partition}, **fields)
+    return next_state(state, "updated", {}, partitions=state.partitions | {key: partition}, **fields)

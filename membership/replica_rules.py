@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from membership.changes import Change, next_state, same_state
 from membership.records import (
     CatalogState,
     LeavingReplica,
@@ -23,7 +24,6 @@ from membership.requests import (
     ReportRemovals,
     ReportReplicas,
     ReportRolledBack,
-    Result,
 )
 
 # Most entries in `PartitionRecord.removed`, the replicas that their nodes have not reported as deleted; the
@@ -33,8 +33,6 @@ MAX_REMOVED = 32
 
 MOST_LEAVING = 2
 """Most replicas of a partition that leave at a time: one of them by choice at most."""
-
-Change = tuple[CatalogState, Result]
 
 
 def change_replicas(state: CatalogState, request: ChangeReplicas) -> Change:
@@ -60,16 +58,16 @@ def accept_loss(state: CatalogState, request: AcceptLoss) -> Change:
     """
     partition = state.partitions.get(request.partition)
     if partition is None or partition.group != request.group:
-        return state, Result("absent", state.version, f"no such group as {request.partition}")
+        return same_state(state, "absent", f"no such group as {request.partition}")
     if partition.version != request.version:
-        return state, Result("conflict", state.version, f"version is {partition.version}")
+        return same_state(state, "conflict", f"version is {partition.version}")
     kept, gone = request.loss.kept, set(request.loss.abandoned)
     known = {r.replica_id: r for r in partition.replicas}
     members = known.keys() | {each.replica.replica_id for each in partition.leaving}
     if partition.state != "live" or kept not in known or known[kept].abandoned or not gone:
-        return state, Result("invalid", state.version, f"replica {kept} cannot go on without {sorted(gone)}")
+        return same_state(state, "invalid", f"replica {kept} cannot go on without {sorted(gone)}")
     if kept in gone or not gone <= members:
-        return state, Result("invalid", state.version, f"{sorted(gone)} are not the others of {members}")
+        return same_state(state, "invalid", f"{sorted(gone)} are not the others of {members}")
     version = state.version + 1
     partition = replace(
         partition,
@@ -79,8 +77,7 @@ def accept_loss(state: CatalogState, request: AcceptLoss) -> Change:
         losses=[*partition.losses, replace(request.loss, version=version)],
         version=version,
     )
-    after = replace(state, version=version, partitions=state.partitions | {request.partition: partition})
-    return after, Result("updated", version)
+    return next_state(state, "updated", {}, partitions=state.partitions | {request.partition: partition})
 
 
 def replace_replica(state: CatalogState, request: ReplaceReplica) -> Change:
@@ -90,12 +87,12 @@ def replace_replica(state: CatalogState, request: ReplaceReplica) -> Change:
     """
     partition = state.partitions.get(request.partition)
     if partition is None or partition.group != request.group:
-        return state, Result("absent", state.version, f"no such group as {request.partition}")
+        return same_state(state, "absent", f"no such group as {request.partition}")
     if partition.version != request.version:
-        return state, Result("conflict", state.version, f"version is {partition.version}")
+        return same_state(state, "conflict", f"version is {partition.version}")
     why_not = _why_not(state, partition, request)
     if why_not:
-        return state, Result("conflict", state.version, why_not)
+        return same_state(state, "conflict", why_not)
     version = state.version + 1
     new = ReplicaRecord(state.next_replica_id, request.node, state.nodes[request.node].store_id)
     old = next(r for r in partition.replicas if r.replica_id == request.replica_id)
@@ -107,13 +104,13 @@ def replace_replica(state: CatalogState, request: ReplaceReplica) -> Change:
         newest_replica_id=new.replica_id,
         why=request.because,
     )
-    after = replace(
+    return next_state(
         state,
-        version=version,
+        "updated",
+        {},
         partitions=state.partitions | {request.partition: partition},
         next_replica_id=state.next_replica_id + 1,
     )
-    return after, Result("updated", version)
 
 
 def leaving_by_choice(partition: PartitionRecord) -> list[ReplicaRecord]:
@@ -148,17 +145,17 @@ def report_removals(state: CatalogState, request: ReportRemovals) -> Change:
     """
     partition = state.partitions.get(request.partition)
     if partition is None or partition.group != request.group:
-        return state, Result("absent", state.version)
+        return same_state(state, "absent")
     gone = [each for each in partition.leaving if each.replica.replica_id in request.removed]
     if not gone:
-        return state, Result("unchanged", state.version)
+        return same_state(state, "unchanged")
     partition = replace(
         partition,
         leaving=[each for each in partition.leaving if each not in gone],
         removed=[*partition.removed, *(each.replica for each in gone)][-MAX_REMOVED:],
         version=state.version + 1,
     )
-    return _changed(state, {request.partition: partition})
+    return next_state(state, "marked", {}, partitions=state.partitions | {request.partition: partition})
 
 
 def report_replicas(state: CatalogState, request: ReportReplicas) -> Change:
@@ -185,8 +182,8 @@ def report_replicas(state: CatalogState, request: ReportReplicas) -> Change:
         if replicas != partition.replicas or removed != partition.removed:
             changed[key] = replace(partition, replicas=replicas, removed=removed, version=state.version + 1)
     if not changed:
-        return state, Result("unchanged", state.version)
-    return _changed(state, changed)
+        return same_state(state, "unchanged")
+    return next_state(state, "marked", {}, partitions=state.partitions | changed)
 
 
 def _partitions_of(state: CatalogState, replica_ids: list[int]) -> dict[str, PartitionRecord]:
@@ -202,14 +199,8 @@ def report_rolled_back(state: CatalogState, request: ReportRolledBack) -> Change
     """
     node = state.nodes.get(request.node)
     if node is None:
-        return state, Result("absent", state.version, f"no node {request.node!r}")
+        return same_state(state, "absent", f"no node {request.node!r}")
     if node.store_id != request.store_id or node.boot != request.known or node.rolled_back:
-        return state, Result("unchanged", state.version)
+        return same_state(state, "unchanged")
     nodes = state.nodes | {node.node: replace(node, rolled_back=True)}
-    after = replace(state, version=state.version + 1, nodes=nodes)
-    return after, Result("marked", after.version)
-
-
-def _changed(state: CatalogState, partitions: dict[str, PartitionRecord]) -> Change:
-    after = replace(state, version=state.version + 1, partitions=state.partitions | partitions)
-    return after, Result("marked", after.version)
+    return next_state(state, "marked", {}, nodes=nodes)

@@ -26,6 +26,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from membership.catalog_rules import GROUP_ID_BYTES, tombstone_of
+from membership.changes import Change, next_state, same_state
 from membership.limit_rules import over_limit
 from membership.records import (
     CatalogState,
@@ -45,7 +46,6 @@ from membership.requests import (
     Outcome,
     ReclaimPartition,
     ReportSeal,
-    Result,
 )
 
 LOGICAL_PARTITIONS = 65_536
@@ -65,14 +65,12 @@ MOST_KEPT_ENDS = 4_096
 
 MAX_WAIT_MS = 24 * 3_600_000
 
-Change = tuple[CatalogState, Result]
-
 
 def change_route(state: CatalogState, request: ChangeRoute) -> Change:
     """Perform one step of a change of a topic's route: dispatch on the kind of the request."""
     topic = state.topics.get(request.step.topic)
     if topic is None:
-        return _no(state, "absent", f"no topic {request.step.topic!r}")
+        return same_state(state, "absent", f"no topic {request.step.topic!r}")
     match request.step:
         case BeginChange() as begin:
             return begin_change(state, topic, begin)
@@ -125,7 +123,7 @@ def begin_change(state: CatalogState, topic: TopicRecord, request: BeginChange) 
     """Record a change, and its outputs as partitions in state `creating`; assign their numbers and ids."""
     version = route_of(topic).version
     if _was_begun(topic, request):
-        return state, Result("exists", state.version, topic=topic)
+        return same_state(state, "exists", topic=topic)
     if topic.change is not None:
         return _conflict(state, topic, f"change {topic.change.id} is under way")
     if version != request.after:
@@ -134,10 +132,10 @@ def begin_change(state: CatalogState, topic: TopicRecord, request: BeginChange) 
     inputs = [each for each in route_of(topic).ranges if each.number in wanted]
     wrong = _wrong_change(topic, inputs, request)
     if wrong:
-        return _no(state, "invalid", wrong)
+        return same_state(state, "invalid", wrong)
     quota = _over_quota(topic, request)
     if quota:
-        return _no(state, "quota", quota)
+        return same_state(state, "quota", quota)
     over = over_limit(state, topic.owner, partitions=len(request.groups))
     if over is not None:
         return state, over
@@ -184,7 +182,7 @@ def begin_change(state: CatalogState, topic: TopicRecord, request: BeginChange) 
         listed=[*topic.all_numbers, *(each.number for each in outputs)],
         change=change,
     )
-    return _changed(
+    return _with_topic(
         state,
         "created",
         topic,
@@ -203,15 +201,15 @@ def close_change(state: CatalogState, topic: TopicRecord, request: CloseChange) 
         return _not_under_way(state, topic, request.id)
     force = change.force or request.force
     if force and change.order != "weak":
-        return _no(state, "invalid", "the order of a strict change needs the seals of all inputs")
+        return same_state(state, "invalid", "the order of a strict change needs the seals of all inputs")
     if change.state == "closing" and not force:
-        return state, Result("exists", state.version, topic=topic)
+        return same_state(state, "exists", topic=topic)
     creating = [each.number for each in change.outputs if _record(state, topic, each).state != "live"]
     if creating:
         return _conflict(state, topic, f"partitions {creating} are still being created")
     change = replace(change, state="closing", force=force)
     topic = _done(state, topic, change) if force else replace(topic, change=change)
-    return _changed(state, "updated", topic)
+    return _with_topic(state, "updated", topic)
 
 
 def cancel_change(state: CatalogState, topic: TopicRecord, request: CancelChange) -> Change:
@@ -223,8 +221,8 @@ def cancel_change(state: CatalogState, topic: TopicRecord, request: CancelChange
             return _conflict(state, topic, f"change {request.id} is done")
         forgotten = bool(done) and done[0].version > 1 and request.id < done[0].id
         if forgotten or not 0 < request.id <= state.version:
-            return _no(state, "absent", f"no change {request.id} is known")
-        return state, Result("exists", state.version, topic=topic)
+            return same_state(state, "absent", f"no change {request.id} is known")
+        return same_state(state, "exists", topic=topic)
     if change.state != "preparing":
         return _conflict(state, topic, f"change {change.id} is {change.state}: its inputs may be sealed")
     return _without(
@@ -244,18 +242,18 @@ def report_seal(state: CatalogState, topic: TopicRecord, request: ReportSeal) ->
     change = next((each for each in changes if each.id == request.id), None)
     partition = state.partitions.get(f"{topic.name}/{request.number}")
     if change is None or request.number not in [each.number for each in change.inputs]:
-        return _no(state, "absent", f"partition {request.number} is no input of a change {request.id}")
+        return same_state(state, "absent", f"partition {request.number} is no input of a change {request.id}")
     known = change.seals.get(request.number)
     if known is not None:
         if known == request.seal:
-            return state, Result("exists", state.version, topic=topic)
+            return same_state(state, "exists", topic=topic)
         return _conflict(state, topic, f"partition {request.number} ended at offset {known.end_offset}")
     if partition is None or partition.group != request.group:
-        return _no(state, "absent", f"no such group as {topic.name}/{request.number}")
+        return same_state(state, "absent", f"no such group as {topic.name}/{request.number}")
     if change.state == "preparing":
         return _conflict(state, topic, f"change {change.id} is not closing")
     if request.seal.index < 1 or request.seal.end_offset < 0 or request.seal.time_ms < 0:
-        return _no(state, "invalid", f"no end of a partition: {request.seal}")
+        return same_state(state, "invalid", f"no end of a partition: {request.seal}")
     sealed = replace(change, seals=change.seals | {request.number: request.seal})
     if change.state == "done":
         changed = [sealed if each is change else each for each in topic.changes or ()]
@@ -264,16 +262,16 @@ def report_seal(state: CatalogState, topic: TopicRecord, request: ReportSeal) ->
         topic = replace(topic, change=sealed)
     else:
         topic = _done(state, topic, sealed)
-    return _changed(state, "updated", topic)
+    return _with_topic(state, "updated", topic)
 
 
 def reclaim_partition(state: CatalogState, topic: TopicRecord, request: ReclaimPartition) -> Change:
     """Delete a sealed partition whose predecessors are reclaimed; the topic keeps its range and its end."""
     partition = state.partitions.get(f"{topic.name}/{request.number}")
     if partition is None and 0 <= request.number < (topic.next_partition or topic.partitions):
-        return state, Result("exists", state.version, topic=topic)
+        return same_state(state, "exists", topic=topic)
     if partition is None or partition.group != request.group:
-        return _no(state, "absent", f"no such group as {topic.name}/{request.number}")
+        return same_state(state, "absent", f"no such group as {topic.name}/{request.number}")
     changes = topic.changes or []
     if not any(request.number in each.seals for each in changes):
         return _conflict(state, topic, f"partition {request.number} is not sealed")
@@ -351,8 +349,8 @@ def _unfit(state: CatalogState, request: BeginChange) -> str:
 def _not_under_way(state: CatalogState, topic: TopicRecord, change_id: int) -> Change:
     """Return the result of a step whose change is not under way: `exists` if that is done, else a refusal."""
     if any(each.id == change_id for each in topic.changes or ()):
-        return state, Result("exists", state.version, f"change {change_id} is done", topic=topic)
-    return state, Result("absent", state.version, f"no change {change_id} is under way", topic=topic)
+        return same_state(state, "exists", f"change {change_id} is done", topic=topic)
+    return same_state(state, "absent", f"no change {change_id} is under way", topic=topic)
 
 
 def _record(state: CatalogState, topic: TopicRecord, output: Output) -> PartitionRecord:
@@ -396,7 +394,7 @@ def _without(
     if topic.changes is not None:
         topic = replace(topic, changes=_shortened(topic, topic.changes))
     stones = {each.group.hex(): tombstone_of(each, deleted_ms, state.version + 1) for each in gone}
-    return _changed(
+    return _with_topic(
         state,
         "deleted",
         topic,
@@ -409,17 +407,13 @@ def _without(
 # -- results ---------------------------------------------------------------------------------
 
 
-def _no(state: CatalogState, outcome: Outcome, detail: str) -> Change:
-    return state, Result(outcome, state.version, detail)
-
-
 def _conflict(state: CatalogState, topic: TopicRecord, detail: str) -> Change:
-    return state, Result("conflict", state.version, detail, topic=topic)
+    return same_state(state, "conflict", detail, topic=topic)
 
 
-def _changed(
+def _with_topic(
     state: CatalogState, outcome: Outcome, topic: TopicRecord, groups: Sequence[bytes] = (), **fields: Any
 ) -> Change:
     topic = replace(topic, version=state.version + 1)
-    after = replace(state, version=topic.version, topics=state.topics | {topic.name: topic}, **fields)
-    return after, Result(outcome, after.version, topic=topic, groups=list(groups))
+    result = {"topic": topic, "groups": list(groups)}
+    return next_state(state, outcome, result, topics=state.topics | {topic.name: topic}, **fields)

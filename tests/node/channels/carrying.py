@@ -7,13 +7,14 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from laminar.batch import HEADER_SIZE
 from laminar.node.channels.delivery import Delivery
 from laminar.node.channels.open_records.carrier import Carrier
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.retention import Retention, Rules
 from laminar.wire.channels import ChannelSettings
 from tests.node.alone import lone_partition
-from tests.node.channels.test_delivery import append, given, offsets, steps
+from tests.node.channels.delivering import append, given, offsets, steps
 from tests.node.channels.test_retention import EVERYTHING, clock_of, start_after
 from tests.node.partition.test_retention import HOUR_MS
 
@@ -86,3 +87,20 @@ async def carrying(folder: Path, settings: ChannelSettings = ONCE) -> AsyncItera
         finally:
             held.delivery.stop()
             held.carrier.stop()
+
+
+def retained(partition: Partition) -> int:
+    """The bytes of the segments that the log has."""
+    return sum(segment.size for segment in partition.log.segments())
+
+
+async def damage(partition: Partition, index: int) -> None:
+    """Have an entry read from its file, where it is not what it was."""
+    log, storage = partition.log, partition.context.driver._storage
+    await storage.sync()
+    await storage.checkpoint()
+    storage._changes.written = storage._changes.recorded
+    storage._changes.evict_written()
+    with open(log.segment_of(index).file.path, "r+b") as file:  # noqa: ASYNC230  # a disk that errs
+        file.seek(log.index_entry(index).position + HEADER_SIZE)
+        file.write(b"\xff\xff\xff\xff")

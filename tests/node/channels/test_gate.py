@@ -17,15 +17,7 @@ from laminar.node.partition.partition import Partition
 from laminar.node.partition.state.succession import Input, OpenRecord, Output, SealRecord
 from laminar.wire.channels import ChannelSettings
 from tests.node.alone import lone_partition
-from tests.node.channels.test_delivery import (
-    CHANNEL,
-    append,
-    delivering,
-    given,
-    nothing,
-    steps,
-    values,
-)
+from tests.node.channels.delivering import CHANNEL, append, delivering, given, nothing, steps, values
 
 CHANGE = 7
 OUTPUT = ConfigurationRecord(voters=((1, "here"),), successor_of=CHANGE)

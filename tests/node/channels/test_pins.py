@@ -17,7 +17,7 @@ from laminar.node.partition.state.channel_changes import channel_changes
 from laminar.node.partition.state.pins import PartAcks, Pinned, PinsEnded
 from laminar.wire.channels import ChannelSettings, Named
 from tests.node.alone import lone_partition
-from tests.node.channels.test_delivery import (
+from tests.node.channels.delivering import (
     CHANNEL,
     append,
     attempts,

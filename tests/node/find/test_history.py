@@ -14,7 +14,7 @@ from laminar.node.find.history import KINDS, History, Place
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.state.channels import Why
 from laminar.wire.channels import ChannelSettings
-from tests.node.channels.test_delivery import CHANNEL, append, delivering, steps
+from tests.node.channels.delivering import CHANNEL, append, delivering, steps
 
 RECORDS = 6
 

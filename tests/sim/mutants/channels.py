@@ -4,11 +4,21 @@ from __future__ import annotations
 
 from tests.sim.mutants.case import case
 
-DELIVERY = ("tests/node/channels/test_delivery.py",)
+DELIVERY = (
+    "tests/node/channels/test_delivery.py",
+    "tests/node/channels/test_deadlines.py",
+    "tests/node/channels/test_key_order.py",
+    "tests/node/channels/test_opening.py",
+    "tests/node/channels/test_watchers.py",
+)
 GATE = ("tests/node/channels/test_gate.py",)
 LEADERS = ("tests/node/channels/test_leaders.py",)
 RETENTION = ("tests/node/channels/test_retention.py",)
-CARRIER = ("tests/node/channels/open_records/test_carrier.py",)
+CARRIER = (
+    "tests/node/channels/open_records/test_carrier.py",
+    "tests/node/channels/open_records/test_when_copied.py",
+    "tests/node/channels/open_records/test_deletion_and_damage.py",
+)
 PINS = ("tests/node/channels/test_pins.py",)
 PINNED_BATCHES = ("tests/node/transactions/test_pins.py",)
 TABLE = ("tests/node/partition/state/test_channels.py",)

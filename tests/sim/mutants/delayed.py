@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from tests.sim.mutants.case import case
 
-DELIVERY = ("tests/node/channels/test_delivery.py",)
 ENDED = ("tests/node/api/delayed/test_ended_partitions.py",)
 LEADERS = ("tests/node/delay/test_leaders.py",)
+OPENING = ("tests/node/channels/test_opening.py",)
 PUBLISHER = ("tests/node/delay/test_publisher.py",)
 TABLE = ("tests/node/partition/state/test_delayed_records.py",)
 _PUBLISHER = "laminar.node.delay.publisher:Publisher"
@@ -115,7 +115,7 @@ DELAYED = [
         "laminar.node.channels.lines:Lines.is_stale",
         "line.queue.channel is not",
         "None is",
-        tests=DELIVERY,
+        tests=OPENING,
         channels=True,
     ),
     case(

@@ -12,7 +12,7 @@ from laminar.node.channels.open_records.jobs import Source
 from laminar.node.channels.open_records.search import Budget, Page, Wanted, offsets_of, page_of
 from laminar.node.partition.partition import Partition
 from laminar.wire.channels import ChannelSettings
-from tests.node.channels.test_delivery import CHANNEL, append, delivering, given, steps
+from tests.node.channels.delivering import CHANNEL, append, delivering, given, steps
 
 DYING = ChannelSettings(max_attempts=1)
 ANY = Wanted()
