@@ -50,8 +50,9 @@ COMPUTED = (
     "batch/",
     "router/",
 )
-# One unit, in one worker: Spark, and the pages, which name ports. But not what starts a Spark of its own.
-TOGETHER = ("spark/", "docs/")
+# One unit, in one worker: Spark, the pages, which name ports, and backups, which share a node. But not what
+# starts a Spark of its own.
+TOGETHER = ("spark/", "docs/", "cli/backup/")
 APART = ("spark/test_executors",)
 # Each test is a unit: it has its own cluster, and waits most of the time.
 SINGLE = ("cluster/test_real_faults",)

@@ -109,11 +109,13 @@ LISTING: Final = (
     Parameter("after", TEXT, "Return names after this one: `next` of the page before."),
 )
 TOPIC_SORTS: Final = ("name", "records", "bytes", "appended_records", "appended_bytes", "fetched_bytes")
+TOPIC_HAVING: Final = ("channels", "cursors")
 TOPIC_LISTING: Final = (
     *LISTING,
     Parameter("contains", TEXT, "Return only names with this in them, in small or capital letters."),
     Parameter("sort", one_of(*TOPIC_SORTS), "Sort by name, or by a sum, the largest first."),
     Parameter("stats", FLAG, "With sums over each topic's partitions, which may be 10 s old."),
+    Parameter("having", one_of(*TOPIC_HAVING), "Only topics that have some; for cursors it may be 10 s old."),
 )
 READY_REPLICAS: Final = Parameter(
     "replicas", one_of("any", "current"), "`current`: 503 also while replicas of the node have not caught up."

@@ -29,6 +29,7 @@ from laminar.node.api.admin.led_partitions import LedPartitions
 from laminar.node.api.admin.limits import LimitRoutes
 from laminar.node.api.admin.nodes import NodeRoutes
 from laminar.node.api.admin.operation_routes import OperationRoutes
+from laminar.node.api.admin.operations import UnderWay
 from laminar.node.api.admin.partitions import PlacementRoutes
 from laminar.node.api.admin.seen_views import METHOD as VIEW_SEEN
 from laminar.node.api.admin.seen_views import SeenViews
@@ -152,7 +153,8 @@ class Api:
         led = LedPartitions(host, self._exchange)
         nodes = NodeRoutes(host, led, placement)
         places = PlacementRoutes(host, topics, placement)
-        changes = OperationRoutes(host, nodes, places, placement)
+        under_way = UnderWay(host)
+        changes = OperationRoutes(host, nodes, places, placement, under_way)
         balance = BalanceRoutes(host)
         limits = LimitRoutes(host, placement)
         seen = SeenViews(host, self._exchange)
@@ -167,7 +169,7 @@ class Api:
         cluster = ClusterRoutes(host, watch, lagging=current.reasons)
         shard_health = ShardHealth(host, watch)
         self._imports = shard_health.imports
-        health = ClusterHealth(host, self._exchange, shard_health, led)
+        health = ClusterHealth(host, self._exchange, shard_health, led, under_way)
         console = ConsoleRoutes(is_on=settings.console == "on")
         cursor_places = CursorPlaces(host, leaders, topics, steps)
         cursors = CursorRoutes(topics, steps, cursor_places)

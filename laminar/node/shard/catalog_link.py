@@ -32,6 +32,34 @@ _view_decoder = msgspec.msgpack.Decoder(ViewMessage)
 _update_decoder = msgspec.msgpack.Decoder(ViewUpdate)
 
 
+class ViewWaits:
+    """Those that wait for the next view."""
+
+    def __init__(self) -> None:
+        self._waiting: list[asyncio.Future[None]] = []
+
+    def announce(self) -> None:
+        """End the waits: there is a new view."""
+        waiting, self._waiting = self._waiting, []
+        for future in waiting:
+            if not future.done():
+                future.set_result(None)
+
+    async def next(self, timeout_s: float) -> bool:
+        """Wait for the next view; return whether one came in time."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(future)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await future
+        except TimeoutError:
+            return False
+        finally:
+            if future in self._waiting:
+                self._waiting.remove(future)
+        return True
+
+
 class CatalogLink:
     """The views and answers that one shard gets from the catalog."""
 
@@ -51,7 +79,7 @@ class CatalogLink:
         self._view = view
         self._transport = transport
         self._take = take
-        self._changed: list[asyncio.Future[None]] = []
+        self._waits = ViewWaits()
         self.methods: dict[str, Method] = {"view": self._on_view, "view_update": self._on_view_update}
 
     # -- views ---------------------------------------------------------------------------
@@ -83,24 +111,11 @@ class CatalogLink:
 
     def announce(self) -> None:
         """End the waits for a view: the shard uses a new one."""
-        waiting, self._changed = self._changed, []
-        for future in waiting:
-            if not future.done():
-                future.set_result(None)
+        self._waits.announce()
 
     async def view_change(self, timeout_s: float) -> bool:
         """Wait for the controller's next view; return whether one came in time."""
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._changed.append(future)
-        try:
-            async with asyncio.timeout(timeout_s):
-                await future
-        except TimeoutError:
-            return False
-        finally:
-            if future in self._changed:
-                self._changed.remove(future)
-        return True
+        return await self._waits.next(timeout_s)
 
     async def refresh_view(self) -> None:
         """Wait until the view is at least as new as the catalog was at the call.

@@ -219,6 +219,23 @@ def test_lists_have_only_what_the_principal_may_see(guarded: Guarded) -> None:
     assert {"mine-sink", "other-sink"} <= listed("all", "/v1/sinks", "sink")
 
 
+def test_topics_that_have_cursors_are_listed_for_readers_alone(guarded: Guarded) -> None:
+    """Who may only append to a topic may not list its cursors, so the list of topics does not tell either."""
+    path = f"/v1/topics/{MINE}/cursors/c"
+    assert 200 == guarded.ask("read", "PUT", path, json={"begin": "earliest"}).status_code
+
+    def listed(kind: str) -> list[str]:
+        answer = guarded.ask(kind, "GET", "/v1/topics", params={"having": "cursors"}).json()
+        return [each["topic"] for each in answer["topics"]]
+
+    deadline = time.monotonic() + 60
+    while [MINE] != listed("read"):  # it may be 10 s old
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert [[], [MINE], []] == [listed(kind) for kind in ("write", "admin", "read_other")]
+    assert 204 == guarded.ask("read", "DELETE", path).status_code
+
+
 def test_a_list_of_sinks_has_the_systems_for_an_admin_of_all_only(guarded: Guarded) -> None:
     """Page by page, to its end; a page may be shorter, and names none of them as the next one's beginning."""
     for sink in ("A-sink", "_one", "_two", "z-sink"):

@@ -146,9 +146,10 @@ class Operation(Answer):
 
 
 class OperationPage(Answer):
-    """A page of the list of operations; it has `next` if there are more."""
+    """A page of the list of operations, with `next` if there are more; `total` counts those of all pages."""
 
     operations: list[Operation]
+    total: int
     next: str | UnsetType = UNSET
 
 

@@ -177,7 +177,8 @@ class Topic(Answer):
 class TopicPage(Answer):
     """A page of the list of topics, with `next` if there are more; `total` counts the topics of all pages.
 
-    `silent` names the nodes that did not report all partitions they lead, if the request asked for `stats`.
+    `silent` names the nodes that did not report all partitions they lead, if the request asked for `stats` or
+    `having=cursors`.
     """
 
     topics: list[Topic]

@@ -10,7 +10,7 @@ from laminar.http.api.parameters import MAX_PAGE
 from laminar.http.api.problems import Problem
 from laminar.http.protocol.messages import Request, Response
 from laminar.node.api.admin.nodes import NodeRoutes
-from laminar.node.api.admin.operations import Operations
+from laminar.node.api.admin.operations import UnderWay
 from laminar.node.api.admin.partitions import PlacementRoutes
 from laminar.node.api.common.placement_call import PlacementCall
 from laminar.node.api.common.query import integer, next_link
@@ -26,19 +26,13 @@ class OperationRoutes:
         nodes: NodeRoutes,
         partitions: PlacementRoutes,
         placement: PlacementCall,
+        under_way: UnderWay,
     ) -> None:
         self._services = services
         self._placement = placement
         self._nodes = nodes
         self._partitions = partitions
-        self._operations = Operations()
-
-    def _all(self) -> list[documents.Operation]:
-        view = self._services.view
-        if view.message is None:
-            return []
-        state = view.message.catalog
-        return self._operations.of(state, alive={name for name in state.nodes if view.alive(name)})
+        self._under_way = under_way
 
     async def operations(self, request: Request) -> Response:
         """Answer GET /v1/admin/operations with a page of the changes of placement that are under way."""
@@ -46,8 +40,9 @@ class OperationRoutes:
         limit = integer(request, "limit", 100, minimum=1, maximum=MAX_PAGE)
         after = request.query.get("after", "")
         await self._placement.newest_view()
-        found = [each for each in self._all() if each.id.startswith(prefix) and each.id > after]
-        answer = documents.OperationPage(found[:limit])
+        wanted = [each for each in await self._under_way.get() if each.id.startswith(prefix)]
+        found = [each for each in wanted if each.id > after]
+        answer = documents.OperationPage(found[:limit], len(wanted))
         headers = []
         if len(found) > limit:
             answer.next = found[limit - 1].id
@@ -57,15 +52,15 @@ class OperationRoutes:
     async def operation(self, request: Request, operation: str) -> Response:
         """Answer GET /v1/admin/operations/{operation} with one change that is under way."""
         await self._placement.newest_view()
-        return Response.json(self._found(operation))
+        return Response.json(await self._found(operation))
 
-    def _found(self, operation: str) -> documents.Operation:
+    async def _found(self, operation: str) -> documents.Operation:
         """Return the operation of this id.
 
         Raises:
             Problem: 404 `no_such_operation`.
         """
-        for each in self._all():
+        for each in await self._under_way.get():
             if each.id == operation:
                 return each
         raise Problem(
@@ -78,7 +73,7 @@ class OperationRoutes:
     async def cancel(self, request: Request, operation: str) -> Response:
         """Answer DELETE /v1/admin/operations/{operation}: undo the request for a drain or a pin."""
         await self._services.refresh_view()
-        found = self._found(operation)
+        found = await self._found(operation)
         match found.kind:
             case "drain":
                 await self._nodes.set_back(found.what)

@@ -8,9 +8,11 @@ the catalog's leader takes the steps (docs/consensus.md#placement).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+import asyncio
+from collections.abc import Collection, Iterator, Sequence
 
 from laminar.http.api.documents.administration import Operation
+from laminar.node.api.common.services import ShardServices
 from laminar.node.placement.wanted import Wanted, belonging_weights, wanted_number
 from membership.records import CatalogState, PartitionRecord, TopicRecord
 
@@ -33,16 +35,23 @@ class Operations:
         `alive` are the nodes that gossip counts as alive; an operation that waits for another node says so.
         """
         self._wanted.follow(state)
+        belonging = belonging_weights(state)
         found = [_drain(state, name, alive=alive) for name, node in state.nodes.items() if node.draining]
-        found += [each for topic in state.topics.values() for each in _of_topic(state, topic)]
+        found += [each for topic in state.topics.values() for each in _of_topic(state, topic, len(belonging))]
         for key, partition in state.partitions.items():
             if partition.state == "live":
-                found += self._of_set(state, key, partition, alive=alive)
+                found += self._of_set(state, key, partition, alive=alive, belonging=belonging)
                 found += _steps(partition, alive=alive)
         return sorted(found, key=lambda each: each.id)
 
     def _of_set(
-        self, state: CatalogState, key: str, partition: PartitionRecord, *, alive: Collection[str]
+        self,
+        state: CatalogState,
+        key: str,
+        partition: PartitionRecord,
+        *,
+        alive: Collection[str],
+        belonging: Collection[str],
     ) -> Iterator[Operation]:
         """Yield an operation if a partition's replicas are not on the nodes of its pin or placement."""
         pin = partition.pin
@@ -58,7 +67,6 @@ class Operations:
             return  # shown as the topic's operation or a drain, or only a replica joins or leaves
         made = {each.node for each in partition.replicas if each.made}
         missing = [name for name in wanted if name not in made]
-        belonging = belonging_weights(state)
         kind, operation = "pin" if pin is not None else "move", f"{partition.topic}:{partition.number}"
         yield Operation(
             id=f"{kind}:{operation}",
@@ -77,6 +85,40 @@ class Operations:
             if pin is not None
             else f"PUT /v1/admin/topics/{partition.topic}/partitions/{partition.number}/pin: a pin keeps it",
         )
+
+
+class UnderWay:
+    """The operations under way, as this shard's view has them.
+
+    They are computed in a thread, because there may be many partitions, and only when the view has changed
+    since the last time: a page that asks every few seconds gets the same list.
+    """
+
+    def __init__(self, services: ShardServices) -> None:
+        self._services = services
+        self._operations = Operations()
+        self._one_at_a_time = asyncio.Lock()
+        # The tables of the catalog and the nodes alive of which `_found` are the operations.
+        self._tables: tuple[object, ...] = ()
+        self._alive: set[str] = set()
+        self._found: Sequence[Operation] = ()
+
+    async def get(self) -> Sequence[Operation]:
+        """Return the operations under way, sorted by id; callers must not change them."""
+        async with self._one_at_a_time:
+            view = self._services.view
+            if view.message is None:
+                return ()
+            state = view.message.catalog
+            tables = (state.nodes, state.topics, state.partitions)
+            alive = {name for name in state.nodes if view.alive(name)}
+            if alive != self._alive or [*map(id, tables)] != [*map(id, self._tables)]:
+                found = await self._services.off_loop(self._of, state, alive)
+                self._tables, self._alive, self._found = tables, alive, found
+            return self._found
+
+    def _of(self, state: CatalogState, alive: set[str]) -> list[Operation]:
+        return self._operations.of(state, alive=alive)
 
 
 def holders(partition: PartitionRecord) -> set[str]:
@@ -127,7 +169,7 @@ def _drain(state: CatalogState, name: str, *, alive: Collection[str]) -> Operati
     )
 
 
-def _of_topic(state: CatalogState, topic: TopicRecord) -> Iterator[Operation]:
+def _of_topic(state: CatalogState, topic: TopicRecord, belonging: int) -> Iterator[Operation]:
     """Yield an operation if partitions of a topic have more or fewer replicas than the topic asks for.
 
     Only a replica that is made (created and caught up) counts, so a topic whose number of replicas grows
@@ -138,7 +180,6 @@ def _of_topic(state: CatalogState, topic: TopicRecord) -> Iterator[Operation]:
     ]
     if all(_has_as_asked(each, topic.replicas) for each in partitions):
         return
-    belonging = len(belonging_weights(state))
     blocked = []
     if topic.replicas > belonging:
         blocked = [f"{topic.replicas} replicas are asked for, {_nodes(belonging)} may hold replicas"]

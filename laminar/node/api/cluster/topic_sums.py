@@ -31,6 +31,8 @@ class Sums(msgspec.Struct, frozen=True, array_like=True):
 
     by_topic: dict[str, Row]
     is_whole: bool = True
+    with_cursors: list[str] | None = None
+    """The topics that have a cursor in a partition led here; None: an older program, which does not tell."""
 
 
 class ClusterSums(msgspec.Struct, frozen=True):
@@ -38,6 +40,10 @@ class ClusterSums(msgspec.Struct, frozen=True):
 
     by_topic: dict[str, Row]
     silent: list[str]
+    with_cursors: frozenset[str]
+    """The topics that have a cursor, without those that only nodes in `silent_on_cursors` know."""
+    silent_on_cursors: list[str]
+    """The nodes in `silent`, and those of an older program."""
 
     def of(self, topic: str) -> Row:
         """Return the row of a topic's sums over all its partitions; zeros for an unknown topic."""
@@ -69,9 +75,12 @@ class TopicSumsRoute:
 
     async def _add_up(self) -> Sums:
         rows: dict[str, Row] = {}
+        with_cursors: dict[str, None] = {}
 
         def add(partition: Partition) -> None:
             if partition.leads:
+                if partition.cursor_commands.names():
+                    with_cursors[partition.topic] = None
                 row = (
                     1,
                     partition.end_offset - partition.start_offset,
@@ -83,7 +92,7 @@ class TopicSumsRoute:
                 rows[partition.topic] = _added(rows.get(partition.topic, NO_SUMS), row)
 
         await in_slices(list(self._services.partitions.values()), add, clock=self._services.clock)
-        return Sums(rows)
+        return Sums(rows, with_cursors=list(with_cursors))
 
     async def _of_node(self) -> Sums:
         answers = await of_siblings(self._services, "shard_sums")
@@ -91,21 +100,26 @@ class TopicSumsRoute:
             await self._shard.get(),
             *(msgspec.msgpack.decode(answer, type=Sums) for answer in answers.values() if answer is not None),
         ]
-        return Sums(await _merged(known, self._services.clock), len(known) == 1 + len(answers))
+        rows = await _merged(known, self._services.clock)
+        return Sums(rows, len(known) == 1 + len(answers), list(_with_cursors(known)))
 
     async def _gather(self) -> ClusterSums:
         names = sorted(self._services.view.nodes()) or [self._services.node]
         answers = await self._nodes.of_all(names)
+        known = [sums for sums in answers.values() if sums is not None]
         silent = [name for name, sums in answers.items() if sums is None or not sums.is_whole]
-        return ClusterSums(
-            await _merged([each for each in answers.values() if each is not None], self._services.clock),
-            silent,
-        )
+        older = [name for name, sums in answers.items() if sums is not None and sums.with_cursors is None]
+        rows = await _merged(known, self._services.clock)
+        return ClusterSums(rows, silent, _with_cursors(known), sorted({*silent, *older}))
 
 
 def _added(first: Row, second: Row) -> Row:
     a, b = first, second
     return (a[0] + b[0], a[1] + b[1], a[2] + b[2], a[3] + b[3], a[4] + b[4], a[5] + b[5])
+
+
+def _with_cursors(many: list[Sums]) -> frozenset[str]:
+    return frozenset(topic for sums in many for topic in sums.with_cursors or ())
 
 
 async def _merged(many: list[Sums], clock: Clock) -> dict[str, Row]:

@@ -11,8 +11,9 @@ import msgspec
 from laminar.http.api.documents import topics as documents
 from laminar.http.api.documents.shared import Setting
 from laminar.http.api.names import AUDIT_TOPIC, SYSTEM_TOPICS, TRACE_TOPIC
-from laminar.http.api.parameters import MAX_NUMBER, MAX_PAGE, TOPIC_SORTS
+from laminar.http.api.parameters import MAX_NUMBER, MAX_PAGE, TOPIC_HAVING, TOPIC_SORTS
 from laminar.http.api.problems import Problem, over_limit
+from laminar.http.api.roles import What
 from laminar.http.api.timestamps import format_time
 from laminar.http.protocol.messages import Request, Response
 from laminar.node.access.principals import owner_of, principal_of
@@ -106,23 +107,34 @@ class TopicRoutes:
         prefix, contains = request.query.get("prefix", ""), request.query.get("contains", "")
         limit = integer(request, "limit", 100, minimum=1, maximum=MAX_PAGE)
         sort, with_sums = one_of(request, "sort", TOPIC_SORTS), flag(request, "stats")
+        having = one_of(request, "having", TOPIC_HAVING) if "having" in request.query else ""
         after = request.query.get("after", "")
-        sums = await self._sums.of_cluster() if with_sums or sort != "name" else None
+        needs_sums = with_sums or sort != "name" or having == "cursors"
+        sums = await self._sums.of_cluster() if needs_sums else None
         # A topic's place: (0, name), or with a sort by a sum (-sum, name).
         begin: tuple[int, str] = (0, after)
         if sort != "name":
             begin = _place_in(after, sort) if after else (-MAX_NUMBER, "")
         column = TOPIC_SORTS.index(sort)
         topics = self._services.view.topics()
-        shown = principal_of(request).among(topics, "describe", within=prefix)
+        # Whether a topic has cursors is for those who may list them.
+        needed: What = "read" if having == "cursors" else "describe"
+        shown = principal_of(request).among(topics, needed, within=prefix)
         wanted = contains.lower()
+
+        def is_wanted(name: str) -> bool:
+            if wanted not in name.lower():
+                return False
+            if having == "channels":
+                return bool(topics[name].channels)
+            return having == "" or (sums is not None and name in sums.with_cursors)
 
         def place(name: str) -> Place:
             return (0 if sums is None or sort == "name" else -sums.of(name)[column], name)
 
         clock = self._services.clock
         found, total = await page_of(
-            (name for name in shown if wanted in name.lower()), place, begin=begin, limit=limit, clock=clock
+            (name for name in shown if is_wanted(name)), place, begin=begin, limit=limit, clock=clock
         )
         page = found[:limit]
         described: list[documents.Topic] = []
@@ -135,15 +147,18 @@ class TopicRoutes:
 
         await in_slices(page, describe, clock=clock)
         answer = documents.TopicPage(described, total)
-        if with_sums and sums is not None:
+        if having == "cursors" and sums is not None:
+            answer.silent = sums.silent_on_cursors
+        elif with_sums and sums is not None:
             answer.silent = sums.silent
+        if with_sums and sums is not None:
             for each in described:
                 each.stats = sums_document(sums.of(each.topic), partitions=len(topics[each.topic].numbers))
         headers = []
         if len(found) > limit:
             value, name = page[-1]
             answer.next = name if sort == "name" else f"{-value}/{name}"
-            given = {name: request.query.get(name, "") for name in ("contains", "sort", "stats")}
+            given = {name: request.query.get(name, "") for name in ("contains", "sort", "stats", "having")}
             headers.append(next_link("/v1/topics", prefix=prefix, **given, limit=limit, after=answer.next))
         return Response.json(answer, headers=headers)
 

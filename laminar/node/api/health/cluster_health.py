@@ -13,11 +13,10 @@ from typing import Final
 import msgspec
 
 from laminar.http.api.documents import cluster as documents
-from laminar.http.api.documents.administration import Operation
 from laminar.http.protocol.messages import Request, Response
 from laminar.node.access.principals import Principal, principal_of
 from laminar.node.api.admin.led_partitions import LedPartitions
-from laminar.node.api.admin.operations import Operations, holders
+from laminar.node.api.admin.operations import UnderWay, holders
 from laminar.node.api.common.forwarding import Exchange
 from laminar.node.api.common.node_call import NodeCall, of_siblings
 from laminar.node.api.common.services import HostServices
@@ -35,7 +34,7 @@ from laminar.node.api.health.problems import (
 from laminar.node.api.health.shard_health import ShardHealth, ShardReport, added
 from laminar.node.runtime.boot import role_name
 from laminar.node.transport.transport import Peer
-from membership.records import CatalogState, PartitionRecord, TopicRecord
+from membership.records import PartitionRecord, TopicRecord
 
 MORE_LEADERS: Final = 2
 """A node may lead its share by weight, a tenth more, and this many partitions, before it counts as uneven."""
@@ -65,7 +64,12 @@ class ClusterHealth:
     """The handler of GET /v1/health, and the transport method by which a shard answers for its node."""
 
     def __init__(
-        self, services: HostServices, exchange: Exchange, shard: ShardHealth, led: LedPartitions
+        self,
+        services: HostServices,
+        exchange: Exchange,
+        shard: ShardHealth,
+        led: LedPartitions,
+        under_way: UnderWay,
     ) -> None:
         self._services = services
         self._shard = shard
@@ -73,7 +77,7 @@ class ClusterHealth:
             services, exchange, method="node_health", own=self.node_report, kind=NodeReport
         )
         self._led = led
-        self._operations = Operations()
+        self._under_way = under_way
         self._since = Since(services.clock.wall_ms)
         self._seen = Kept(self._look, clock=services.clock, version=lambda: services.view.version)
 
@@ -239,9 +243,7 @@ class ClusterHealth:
         if view.message is None:
             return []
         state = view.message.catalog
-        alive = {name for name in state.nodes if view.alive(name)}
-        # It goes through all partitions, which may be many, so it is done off the loop.
-        operations = await self._services.off_loop(self._operations_of, state, alive)
+        operations = await self._under_way.get()
         found = []
         steps = sum(each.kind in ("join", "leave") for each in operations)
         if steps:
@@ -266,9 +268,6 @@ class ClusterHealth:
                 text = f"route {record.change.version} of {record.name} waits for its inputs to be sealed"
                 found.append(Found("change_waiting", place, text, record.name))
         return found
-
-    def _operations_of(self, state: CatalogState, alive: set[str]) -> list[Operation]:
-        return self._operations.of(state, alive=alive)
 
     def _uneven(self, reports: Mapping[str, NodeReport | None]) -> Iterator[Found]:
         """Yield nodes that lead more than their share by weight."""

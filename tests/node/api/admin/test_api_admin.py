@@ -227,12 +227,14 @@ def test_operations_come_in_pages(http: httpx.Client, name: str, new_topic: Call
     for topic in topics:
         body = {"replicas": 3, "allow_fewer_replicas": True}
         assert 200 == http.patch(f"/v1/topics/{topic}", json=body, headers={"If-Match": "*"}).status_code
-    found, target = [], "/v1/admin/operations?prefix=replicas:&limit=2"
+    found, totals, target = [], set(), "/v1/admin/operations?prefix=replicas:&limit=2"
     while target:
         answer = http.get(target)
         found += [each["id"] for each in answer.json()["operations"]]
         assert len(answer.json()["operations"]) <= 2
+        totals.add(answer.json()["total"])
         target = answer.links.get("next", {}).get("url", "")
 
     assert found == sorted(found)
+    assert {len(found)} == totals
     assert {f"replicas:{topic}" for topic in topics} <= set(found)

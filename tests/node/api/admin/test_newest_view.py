@@ -12,6 +12,7 @@ from laminar.http.protocol.request_head import RequestHead
 from laminar.node.api.admin.led_partitions import LedPartitions
 from laminar.node.api.admin.nodes import NodeRoutes
 from laminar.node.api.admin.operation_routes import OperationRoutes
+from laminar.node.api.admin.operations import UnderWay
 from laminar.node.api.admin.partitions import PlacementRoutes
 from laminar.node.api.common.placement_call import PlacementCall
 from laminar.node.api.common.topic_lookup import TopicLookup
@@ -53,7 +54,7 @@ class Catalog(Services):
         placement, others = PlacementCall(self), exchange(led=led_by_nobody)
         nodes = NodeRoutes(self, LedPartitions(self, others), placement)
         places = PlacementRoutes(self, TopicLookup(self.view), placement)
-        return nodes, OperationRoutes(self, nodes, places, placement)
+        return nodes, OperationRoutes(self, nodes, places, placement, UnderWay(self))
 
 
 async def led_by_nobody(node: str, payload: bytes) -> list[str]:

@@ -2,16 +2,38 @@
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import pytest
 from msgspec.structs import replace
 
 from laminar.http.api.documents.administration import Operation
-from laminar.node.api.admin.operations import Operations, blocks_of_drain
+from laminar.node.api.admin.operations import Operations, UnderWay, blocks_of_drain
 from laminar.node.placement.wanted import wanted_nodes
 from membership.records import CatalogState, LeavingReplica, PartitionRecord, Pin, ReplicaRecord
 from tests.membership.nodes import node, state_of
+from tests.node.services import Services
+
+T = TypeVar("T")
+
+
+class InThread(Services):
+    """Services that count what they run in a thread."""
+
+    jobs = 0
+
+    def off_loop(self, job: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
+        """See `ShardServices`."""
+
+        def run() -> T:
+            assert threading.current_thread() is not threading.main_thread()
+            self.jobs += 1
+            return job(*arguments)
+
+        return super().off_loop(run)
 
 
 def under_way(state: CatalogState, *, dead: str = "") -> dict[str, Operation]:
@@ -157,3 +179,31 @@ def test_replicas_that_join_and_leave_say_why() -> None:
     assert ("t/0 on c", "c is draining") == (found["leave:t:0:3"].what, found["leave:t:0:3"].why)
     new = PartitionRecord("t", 0, b"g" * 16, "creating", on("a", "b", "c", made=False), 1)
     assert {} == under_way(replace(state_of(*"abc"), partitions={"t/0": new}))
+
+
+async def test_operations_are_computed_in_a_thread_and_again_only_when_something_has_changed() -> None:
+    """A state of the catalog, or which nodes are alive; requests at the same time share one pass."""
+    services = InThread()
+    message = services.view.message
+    assert message is not None
+    message.catalog, message.statuses = state_of(*"abc"), dict.fromkeys("abc", "alive")
+    under_way = UnderWay(services)
+
+    first, shared = await asyncio.gather(under_way.get(), under_way.get())
+    jobs = [services.jobs]
+    message.catalog = replace(message.catalog, version=message.catalog.version + 1)
+    same = await under_way.get()
+    jobs.append(services.jobs)
+    message.catalog = with_partition(message.catalog, replicas=on("a", "b"))
+    grown = await under_way.get()
+    jobs.append(services.jobs)
+    message.statuses["c"] = "dead"
+    blocked = await under_way.get()
+    jobs.append(services.jobs)
+
+    assert [1, 1, 2, 3] == jobs
+    assert [] == first
+    assert first is shared is same
+    assert ["replicas:t"] == [each.id for each in grown] == [each.id for each in blocked]
+    message.catalog = with_node(message.catalog, "a", draining=True)
+    assert ["drain:a", "replicas:t"] == [each.id for each in await under_way.get()]

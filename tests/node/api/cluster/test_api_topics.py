@@ -420,10 +420,46 @@ def test_topics_are_found_by_a_part_of_their_name_and_sorted_by_their_sums(http:
     assert "stats" not in plain["topics"][0] and "silent" not in plain
 
 
+def test_topics_that_have_channels_or_cursors_are_listed_alone(http: httpx.Client) -> None:
+    """Page by page, as the others; until the cursor is deleted."""
+    for name in ("has-both", "has-channel", "has-cursor", "has-none"):
+        assert 201 == http.put(f"/v1/topics/{name}", json={"partitions": 2}).status_code
+    for name in ("has-both", "has-channel"):
+        assert 201 == http.put(f"/v1/topics/{name}/channels/c", json={}).status_code
+    for name in ("has-both", "has-cursor"):
+        assert 200 == http.put(f"/v1/topics/{name}/cursors/c", json={"begin": "earliest"}).status_code
+
+    def listed(having: str, **more: str) -> tuple[list[str], list[int], list[list[str] | None]]:
+        names, totals, silent = [], [], []
+        target = str(httpx.URL("/v1/topics", params={"prefix": "has-", "having": having, **more}))
+        while target:
+            answer = http.get(target)
+            page = answer.json()
+            names += [each["topic"] for each in page["topics"]]
+            totals.append(page["total"])
+            silent.append(page.get("silent"))
+            target = answer.links.get("next", {}).get("url", "")
+        return names, totals, silent
+
+    def until_listed(having: str, expected: list[str]) -> None:
+        deadline = time.monotonic() + 60
+        while expected != (found := listed(having)[0]):
+            assert time.monotonic() < deadline, found
+            time.sleep(0.1)
+
+    assert (["has-both", "has-channel"], [2, 2], [None, None]) == listed("channels", limit="1")
+    until_listed("cursors", ["has-both", "has-cursor"])
+    assert (["has-both", "has-cursor"], [2, 2], [[], []]) == listed("cursors", limit="1", sort="records")
+    assert 204 == http.delete("/v1/topics/has-both/cursors/c").status_code
+    until_listed("cursors", ["has-cursor"])
+
+
 @pytest.mark.parametrize(
     "query",
     [
         {"sort": "age"},
+        {"having": "members"},
+        {"having": ""},
         {"stats": "yes"},
         {"sort": "bytes", "after": "sum-a"},
         {"sort": "bytes", "after": "-1/x"},

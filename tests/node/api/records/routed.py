@@ -36,6 +36,7 @@ from laminar.node.partition.state.succession import Input, OpenRecord, SealRecor
 from laminar.node.partition.state.succession import Output as SealedOutput
 from laminar.node.runtime.cluster_view import View, ViewMessage
 from laminar.node.secret.keyring import Keyring
+from laminar.node.shard.catalog_link import ViewWaits
 from laminar.node.transport.transport import Transport
 from membership.records import CatalogState, NodeRecord, RouteChange, Seal
 from membership.requests import CloseChange, ReportSeal
@@ -54,7 +55,7 @@ class Watched(Services):
         super().__init__()
         self.node = NODE
         self.view = View(node=NODE, unix_name=unix_name)
-        self._waiting: list[asyncio.Future[None]] = []
+        self._waits = ViewWaits()
         self.waited_for = asyncio.Event()
 
     def show(self, state: CatalogState) -> None:
@@ -73,25 +74,12 @@ class Watched(Services):
         state = msgspec.structs.replace(state, nodes=nodes)
         self.view.message = ViewMessage(b"c" * 16, state, {NODE: "alive"}, confirmed=True)
         self.waited_for.clear()
-        waiting, self._waiting = self._waiting, []
-        for future in waiting:
-            if not future.done():
-                future.set_result(None)
+        self._waits.announce()
 
     async def view_change(self, timeout_s: float) -> bool:
         """See `ShardServices`."""
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(future)
         self.waited_for.set()
-        try:
-            async with asyncio.timeout(timeout_s):
-                await future
-        except TimeoutError:
-            return False
-        finally:
-            if future in self._waiting:
-                self._waiting.remove(future)
-        return True
+        return await self._waits.next(timeout_s)
 
 
 class Routed:

@@ -5,29 +5,17 @@ from __future__ import annotations
 import csv
 import errno
 import json
-from collections.abc import Iterator
+import sys
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet
 import pytest
 
-import laminar as library
 from laminar.client.backup.folder import Writer
 from laminar.client.sync.client import Client
+from tests.cli.backup.backups import LARGE, exported, stored
 from tests.cli.conftest import Command
-from tests.cli.test_backup import LARGE, exported, filled, stored
-
-
-@pytest.fixture(scope="module")
-def client(node_url: str) -> Iterator[Client]:
-    with library.connect(node_url) as client:
-        yield client
-
-
-@pytest.fixture
-def topic(client: Client, on_node: str) -> str:
-    return filled(client, on_node)
 
 
 def test_lines_are_for_other_programs(
@@ -157,3 +145,14 @@ def test_an_export_to_parquet_that_ends_in_the_middle_leaves_no_half_file(
     assert not [name for name, _ in stored(folder) if ".writing-" in name]
     monkeypatch.undo()
     assert exported(on_node, topic, folder, form="parquet")[0].records
+
+
+def test_parquet_needs_its_library(
+    laminar: Command, on_node: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+
+    ran = laminar("topic", "export", "any", str(tmp_path / "a"), "--format", "parquet")
+
+    assert 2 == ran.code and "pip install 'laminar-mq[arrow]'" in ran.err
+    assert not (tmp_path / "a").exists()
