@@ -2,23 +2,27 @@
 
 Apart from the tests, as Playwright has an environment of its own. It prints a line of JSON for each scene,
 with what was wrong in it. A line `?WHAT` asks the test to do something to the node; it waits for a line then.
+With a number of topics and the pids of the node's processes as last arguments it runs the one scene of very
+many topics, and prints what each page took.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from playwright.sync_api import Page, expect, sync_playwright
 
-# A topic takes the node 15 ms and more, so 10,000 take minutes. The page shows 100 at a time of any number.
+# A page shows 100 topics of any number. 10,000 take minutes to make: they have a scene of their own.
 MANY = 120
 # How long a page or the node may take; only a hang reaches it.
 PATIENCE_S = 60
@@ -120,6 +124,10 @@ def fill(browser: Browser, topic: str, partitions: int) -> None:
         jobs += browser.api("POST", f"{channel}/receive", {"max": 12, "wait_ms": 2000})["jobs"]
     nack = [{"token": job["token"], "reason": "the mail server said 550"} for job in jobs[:6]]
     browser.api("POST", f"{channel}/acks", {"nack": nack})
+    # Which topics have cursors is known 10 s later at most.
+    while not browser.api("GET", f"/v1/topics?having=cursors&prefix={topic}")["topics"]:
+        assert time.monotonic() < deadline, "no topic has cursors"
+        time.sleep(0.2)
 
 
 # -- scenes, in their order ----------------------------------------------------------------------------------
@@ -274,10 +282,13 @@ def older(browser: Browser, shots: Path) -> None:
     page.route("**/v1/health", lacks(404, "not_found", "path"))
     page.route("**/v1/topics/*/search", lacks(404, "not_found", "path"))
     page.route("**/v1/topics?*stats=true*", lacks(422, "invalid", "stats"))
+    page.route("**/v1/topics?*having=*", lacks(422, "invalid", "having"))
     page.reload()
     for place in ("overview", "topics"):
         browser.go(place)
         expect(page.get_by_role("link", name="orders", exact=True)).to_be_visible()
+    browser.go("consumers")
+    expect(page.get_by_role("link", name="billing")).to_be_visible()
     browser.go("topics/orders/records")
     expect(page.get_by_text("This node has no search")).to_be_visible()
     expect(page.locator("tbody tr").first).to_contain_text("order")
@@ -436,6 +447,91 @@ def expired(browser: Browser, shots: Path) -> None:
     assert page.evaluate("sessionStorage.getItem('laminar-token')") is None
 
 
+def very_many(browser: Browser, shots: Path, topics: int, pids: list[int]) -> dict[str, dict[str, float]]:
+    """Each page is bounded: in what it fetches, what it shows, and what it costs the node. Return all that.
+
+    Every other topic lacks a replica, and the last has a consumer and a channel.
+    """
+    page = browser.page
+    rows = page.locator("tbody tr")
+    last, lacking = f"t{topics - 1:05}", topics // 2
+    took = {}
+    page.goto(f"{browser.url}/console/")
+    browser.sign_in(browser.token)
+    expect(page.locator("nav.side")).to_be_visible()
+    for place in (*PLACES, "access/limits", "access/audit", *(f"topics/{last}/{tab}" for tab in OF_TOPIC)):
+        took[place] = figures = opened_anew(browser, place, pids)
+        # Some twice of what the largest page had when this was written; one that shows all topics has more.
+        for name, most in (("requests", 60), ("bytes", 250_000), ("elements", 5_000), ("cpu_s", 3.0)):
+            if figures[name] > most:
+                browser.wrong.append(f"{place}: {name} {figures[name]:,}, expected at most {most:,}")
+        browser.check(place)
+        page.screenshot(path=shots / f"very-many-{place.replace('/', '-')}.png")
+    # A topic is found by its name and by its sums, and all pages of the list can be reached.
+    browser.go("topics")
+    expect(page.get_by_text(f"{topics + 1:,} topics")).to_be_visible()  # one is the audit
+    expect(rows).to_have_count(100)
+    page.get_by_role("button", name="Next").click()
+    expect(page.get_by_text(f"Page 2 of {topics // 100 + 1}")).to_be_visible()
+    page.get_by_label("Sort by").select_option("records")
+    expect(rows.first).to_contain_text("_audit")
+    page.locator("[data-filter]").fill(last)
+    expect(rows).to_have_count(1)
+    # Consumers and channels are shown wherever they are.
+    browser.go("consumers")
+    expect(page.get_by_role("link", name="the-only-consumer")).to_be_visible()
+    browser.go("channels")
+    expect(page.get_by_role("link", name="the-only-channel")).to_be_visible()
+    # What all these topics lack is counted, and shown in part.
+    browser.go("overview")
+    expect(page.get_by_text(f"{2 * lacking:,} problems")).to_be_visible()
+    problems = page.get_by_role("region", name="Problems").locator("tbody tr")
+    expect(problems).to_have_count(20)
+    page.get_by_role("button", name="Show 180 more").click()
+    expect(problems).to_have_count(200)
+    browser.check("all problems")
+    browser.go("cluster")
+    under_way = page.get_by_role("region", name="Operations").locator("tbody tr")
+    expect(under_way).to_have_count(100)
+    page.get_by_role("button", name="Next").click()
+    expect(page.get_by_text(f"Page 2 of {lacking // 100}: {lacking:,} are under way")).to_be_visible()
+    expect(under_way.first).to_contain_text("t00200")
+    return took
+
+
+def opened_anew(browser: Browser, place: str, pids: list[int]) -> dict[str, float]:
+    """Open a page as if by its link, and return what that took: time, CPU, what was fetched."""
+    page = browser.page
+    page.goto("about:blank")
+    before, began = cpu_s(pids), time.monotonic()
+    page.goto(f"{browser.url}/console/#/{place}")
+    expect(page.locator("main h1")).to_be_visible()
+    shown_s = time.monotonic() - began
+    expect(page.get_by_text("Loading …")).to_have_count(0)
+    all_s = time.monotonic() - began
+    asked = page.evaluate(
+        "performance.getEntriesByType('resource').filter((each) => each.name.includes('/v1/'))"
+        ".map((each) => each.encodedBodySize)"
+    )
+    return {
+        "shown_s": round(shown_s, 2),
+        "all_s": round(all_s, 2),
+        "cpu_s": round(cpu_s(pids) - before, 2),
+        "requests": len(asked),
+        "bytes": sum(asked),
+        "elements": page.evaluate("document.querySelectorAll('*').length"),
+    }
+
+
+def cpu_s(pids: list[int]) -> float:
+    """CPU time that these processes have used."""
+    ticks = 0
+    for pid in pids:
+        after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        ticks += int(after_name[11]) + int(after_name[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
 SCENES: tuple[Callable[[Browser, Path], None], ...] = (
     *(empty, one, clicks, export, older, channels, trim, tail, many, keyboard, dark, stopped, expired),
 )
@@ -460,15 +556,25 @@ def opened(url: str, token: str, axe: Path) -> Iterator[Browser]:
 
 def main() -> None:
     url, token, _, axe, shots = sys.argv[1:6]
+    topics, *pids = map(int, sys.argv[6:] or ["0"])
     with opened(url, token, Path(axe)) as browser:
-        for scene in SCENES:
-            browser.wrong.clear()
-            try:
-                scene(browser, Path(shots))
-            except Exception as error:  # noqa: BLE001 - whatever it is, the scene failed by it, and the next is tried
-                browser.wrong.append(f"{type(error).__name__}: {error}; at {browser.page.url}")
-                browser.page.screenshot(path=Path(shots) / f"failed-{scene.__name__}.png")
-            print(json.dumps({"scene": scene.__name__, "wrong": browser.wrong}), flush=True)
+        if topics:
+            play(browser, Path(shots), "very_many", lambda: very_many(browser, Path(shots), topics, pids))
+        else:
+            for scene in SCENES:
+                play(browser, Path(shots), scene.__name__, partial(scene, browser, Path(shots)))
+
+
+def play(browser: Browser, shots: Path, name: str, scene: Callable[[], object]) -> None:
+    """Run a scene, and print what was wrong in it and what it returned."""
+    browser.wrong.clear()
+    took = None
+    try:
+        took = scene()
+    except Exception as error:  # noqa: BLE001 - whatever it is, the scene failed by it, and the next is tried
+        browser.wrong.append(f"{type(error).__name__}: {error}; at {browser.page.url}")
+        browser.page.screenshot(path=shots / f"failed-{name}.png")
+    print(json.dumps({"scene": name, "wrong": browser.wrong, "took": took}), flush=True)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ const COLUMNS = [
 const channelsOf = async (topic, signal) => (await get("/v1/topics/{topic}/channels", { topic }, { limit: 1000 }, { signal })).channels;
 
 export function AllChannels() {
-  return html`<${OfTopics} title="Channels" load=${channelsOf} none=${NONE} command="laminar channel create TOPIC NAME"
+  return html`<${OfTopics} title="Channels" having="channels" load=${channelsOf} none=${NONE} command="laminar channel create TOPIC NAME"
     columns=${[COLUMNS[0], { title: "Topic", cell: (row) => html`<a href=${href("topics", row.topic)}>${row.topic}</a>` }, ...COLUMNS.slice(1)]} />`;
 }
 

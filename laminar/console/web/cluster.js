@@ -5,25 +5,30 @@ import { get, send } from "./api.js";
 import { number } from "./format.js";
 import { Confirm, Dialog, Figures, Head, Input, Loaded, Status, Table, Trouble, useAction, usePoll } from "./parts.js";
 
+const PAGE = 100;
+// The other kinds end by a change of what asks for them.
+const CANCELLED = ["drain", "pin"];
 const alive = (row) => (row.alive ? html`<${Status} kind="good">${row.status}<//>` : html`<${Status} kind="bad">${row.status || "no answer"}<//>`);
 
 export function Cluster({ may }) {
   const isAdmin = may("admin");
+  const [pages, setPages] = useState([undefined]);
+  const after = pages[pages.length - 1];
   const state = usePoll(async (signal) => {
     const cluster = await get("/v1/cluster", {}, {}, { signal });
     if (!isAdmin) return { cluster, nodes: cluster.nodes, operations: [] };
-    const [{ nodes }, { operations, next }] = await Promise.all([
-      get("/v1/admin/nodes", {}, {}, { signal }), get("/v1/admin/operations", {}, { limit: 500 }, { signal }),
+    const [{ nodes }, { operations, next, total }] = await Promise.all([
+      get("/v1/admin/nodes", {}, {}, { signal }), get("/v1/admin/operations", {}, { limit: PAGE, after }, { signal }),
     ]);
-    return { cluster, nodes, operations, next };
-  }, []);
+    return { cluster, nodes, operations, next, total };
+  }, [after]);
   const [asked, setAsked] = useState(null);
   const close = () => {
     setAsked(null);
     state.reload();
   };
   return html`<div><${Head} title="Cluster" />
-    <${Loaded} state=${state}>${({ cluster, nodes, operations, next }) => html`
+    <${Loaded} state=${state}>${({ cluster, nodes, operations, next, total }) => html`
       <${Figures} figures=${[
         ["Nodes", number(nodes.length), nodes.every((row) => row.alive) ? html`<${Status} kind="good">all alive<//>` : html`<${Status} kind="bad">${nodes.filter((row) => !row.alive).length} dead<//>`],
         ["Leader of the catalog", cluster.catalog_leader || "none"],
@@ -47,14 +52,17 @@ export function Cluster({ may }) {
         ] : []),
       ]} />
       ${isAdmin && html`<h2>Under way</h2>
-      ${operations.length === 0 ? html`<p class="quiet">All is as it should be: nothing is under way.</p>` : html`
+      ${operations.length === 0 && pages.length === 1 ? html`<p class="quiet">All is as it should be: nothing is under way.</p>` : html`
       <${Table} caption="Operations" rows=${operations} keyOf=${(row) => row.id} columns=${[
         { title: "What", cell: (row) => `${row.kind} ${row.what}` },
         { title: "Done", is: "number", cell: (row) => html`<progress max=${row.total || 1} value=${row.done} aria-label="Done"></progress> ${number(row.done)} of ${number(row.total)}` },
         { title: "Why", cell: (row) => row.why },
         { title: "Blocked by", cell: (row) => row.blocked_by.map((text) => html`<div><${Status} kind="bad">${text}<//></div>`) },
-        { title: "Actions", is: "do", cell: (row) => row.cancel && html`<button type="button" aria-label=${`Cancel ${row.kind} ${row.what}`} onClick=${() => setAsked({ what: "cancel", row })}>Cancel</button>` },
-      ]} />${next && html`<p class="quiet">There are more.</p>`}`}`}
+        { title: "Actions", is: "do", cell: (row) => CANCELLED.includes(row.kind) && html`<button type="button" aria-label=${`Cancel ${row.kind} ${row.what}`} onClick=${() => setAsked({ what: "cancel", row })}>Cancel</button>` },
+      ]} />${(pages.length > 1 || next) && html`<div class="bar">
+        <button type="button" disabled=${pages.length === 1} onClick=${() => setPages(pages.slice(0, -1))}>Previous</button>
+        <button type="button" disabled=${!next} onClick=${() => setPages([...pages, next])}>Next</button>
+        <span class="quiet">Page ${number(pages.length)}${total === undefined ? "" : ` of ${number(Math.ceil(total / PAGE))}: ${number(total)} are under way`}</span></div>`}`}`}
       ${asked?.what === "drain" && html`<${Confirm} title=${`Drain ${asked.row.node}`} name=${asked.row.node} verb="Drain" onClose=${close} act=${() => send("POST", "/v1/admin/nodes/{node}/drain", { node: asked.row.node })}>
         <p>Its ${number(asked.row.leads)} leaders and ${number(asked.row.replicas)} replicas go to other nodes. Nothing is lost; it can be undone.</p><//>`}
       ${asked?.what === "undrain" && html`<${Confirm} title=${`Undrain ${asked.row.node}`} verb="Undrain" onClose=${close} act=${() => send("POST", "/v1/admin/nodes/{node}/undrain", { node: asked.row.node })}>

@@ -22,7 +22,7 @@ const COLUMNS = [
 const cursorsOf = async (topic, signal) => (await get("/v1/topics/{topic}/cursors", { topic }, { limit: 1000 }, { signal })).cursors;
 
 export function AllConsumers() {
-  return html`<${OfTopics} title="Consumers" load=${cursorsOf} none=${NONE} command="laminar consume TOPIC --cursor NAME"
+  return html`<${OfTopics} title="Consumers" having="cursors" load=${cursorsOf} none=${NONE} command="laminar consume TOPIC --cursor NAME"
     columns=${[COLUMNS[0], { title: "Topic", cell: (row) => html`<a href=${href("topics", row.topic)}>${row.topic}</a>` }, ...COLUMNS.slice(1)]} />`;
 }
 

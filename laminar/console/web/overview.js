@@ -1,11 +1,12 @@
 // How the cluster is, and what to do about it.
 
-import { html, useRef } from "./preact-htm.js";
+import { html, useRef, useState } from "./preact-htm.js";
 import { either, get, Problem } from "./api.js";
 import { bytes, number, time } from "./format.js";
 import { Command, Empty, Figures, Head, Loaded, Status, Table, href, usePoll } from "./parts.js";
 import { isEmpty, listTopics } from "./topics.js";
 
+const FIRST_OF_A_KIND = 10;
 const KINDS = { well: "good", warning: "warning", critical: "bad" };
 
 /** The health of the cluster, by what an older node tells where this one lacks `/v1/health`. */
@@ -30,17 +31,30 @@ async function olderHealth(signal) {
   return { status: worst, problems, silent, nodes: nodes.map((node) => ({ node: node.node, answers: node.alive })), left_out: {} };
 }
 
+const leftOut = (found) => Object.entries(found.left_out || {});
+
+/** How many problems there are, also those that the node only counts. */
+const problemsOf = (found) => leftOut(found).reduce((sum, [, count]) => sum + count, found.problems.length);
+
+/** The first problems of each kind, as a trouble of many topics is the same for all; the others on request. */
 function Problems({ found }) {
-  const left = Object.entries(found.left_out || {});
+  const [isAll, setAll] = useState(false);
+  const counts = new Map();
+  const first = found.problems.filter(({ code }) => {
+    counts.set(code, (counts.get(code) || 0) + 1);
+    return counts.get(code) <= FIRST_OF_A_KIND;
+  });
+  const hidden = found.problems.length - first.length;
   return html`<div>
-    ${found.problems.length > 0 && html`<${Table} caption="Problems" rows=${found.problems} keyOf=${(row) => `${row.code}/${row.subject}/${row.text}`} columns=${[
+    ${found.problems.length > 0 && html`<${Table} caption="Problems" rows=${isAll ? found.problems : first} keyOf=${(row) => `${row.code}/${row.subject}/${row.text}`} columns=${[
       { title: "About", cell: (row) => row.subject },
       { title: "State", cell: (row) => html`<${Status} kind=${KINDS[row.severity] || "warning"}>${row.severity}<//>` },
       { title: "What", cell: (row) => row.text },
       { title: "Since", is: "when", cell: (row) => time(row.since) },
       { title: "What to do", cell: (row) => row.do.map((step) => html`<div>${step.text}${step.command && html`<${Command} text=${step.command} />`}</div>`) },
     ]} />`}
-    ${left.map(([code, count]) => html`<p class="quiet">${number(count)} more problems of the kind ${code} are not listed.</p>`)}
+    ${hidden > 0 && html`<div class="bar"><button type="button" aria-expanded=${isAll} onClick=${() => setAll(!isAll)}>${isAll ? "Show fewer" : `Show ${number(hidden)} more`}</button></div>`}
+    ${leftOut(found).map(([code, count]) => html`<p class="quiet">${number(count)} more problems of the kind ${code} are not listed.</p>`)}
   </div>`;
 }
 
@@ -63,7 +77,7 @@ export function Overview() {
   return html`<div><${Head} title="Overview" />
     <${Loaded} state=${state}>${({ found, topics, cluster, seconds }) => html`
       <${Figures} figures=${[
-        ["Cluster", html`<${Status} kind=${KINDS[found.status]}>${found.status}<//>`, found.problems.length ? `${number(found.problems.length)} problems` : "no problems"],
+        ["Cluster", html`<${Status} kind=${KINDS[found.status]}>${found.status}<//>`, found.status === "well" ? "no problems" : `${number(problemsOf(found))} problems`],
         ["Nodes", number(found.nodes.length), found.silent.length ? `no answer: ${found.silent.join(", ")}` : "all answer"],
         ["Topics", found.topics === undefined ? `${number(topics.topics.length)}${topics.next ? " and more" : ""}` : number(found.topics)],
         ["Partitions", number(found.partitions)],

@@ -6,17 +6,30 @@ import { bytes, duration, number, time } from "./format.js";
 import { Choice, Dialog, Empty, Field, Head, Input, Loaded, Status, Table, Trouble, go, href, useAction, usePoll } from "./parts.js";
 
 const PAGE = 100;
+const TOPICS_AT_ONCE = 20;
+
+/** Whether a node refused one of these parameters: it is older, and does not know it. */
+const refused = (...names) => (problem) => problem.status === 422 && names.includes(problem.body.field);
 
 /** A page of topics with sums where the node has them; without, in order of names. */
 export async function listTopics({ filter = "", sort = "name", limit = PAGE, after }, signal) {
-  const refused = (problem) => problem.status === 422 && ["stats", "sort", "contains"].includes(problem.body.field);
   const page = await either(
     "stats",
     () => get("/v1/topics", {}, { contains: filter, sort, limit, after, stats: true }, { signal }),
     () => get("/v1/topics", {}, { prefix: filter, limit, after }, { signal }),
-    refused,
+    refused("stats", "sort", "contains"),
   );
   return { ...page, hasStats: !lacks("stats") };
+}
+
+/** A page of the topics that have `channels` or `cursors`; of all topics where the node can't tell. */
+function listHaving(having, { filter, limit, after }, signal) {
+  return either(
+    "having",
+    () => get("/v1/topics", {}, { contains: filter, limit, after, having }, { signal }),
+    () => listTopics({ filter, limit, after }, signal),
+    refused("having", "contains"),
+  );
 }
 
 export const isLive = (topic) => (topic.state === "live"
@@ -42,12 +55,17 @@ function useTopics(size = PAGE) {
   const controls = html`<div class="bar">
     <${Input} label=${lacks("stats") ? "Name begins with" : "Name contains"} value=${filter} onChange=${filtered} type="search" data-filter />
     ${!lacks("stats") && html`<${Choice} label="Sort by" value=${sort} onChange=${sorted} options=${[["name", "name"], ["records", "records"], ["bytes", "size"], ["appended_bytes", "appended bytes"], ["fetched_bytes", "fetched bytes"]]} />`}
+    ${state.data?.total !== undefined && html`<span class="quiet" role="status">${number(state.data.total)} ${state.data.total === 1 ? "topic" : "topics"}</span>`}
   </div>`;
   const pager = (page) => (pages.length > 1 || page.next) && html`<div class="bar">
     <button type="button" disabled=${pages.length === 1} onClick=${() => setPages(pages.slice(0, -1))}>Previous</button>
     <button type="button" disabled=${!page.next} onClick=${() => setPages([...pages, page.next])}>Next</button>
-    <span class="quiet">Page ${pages.length}${page.total === undefined ? "" : ` of ${number(Math.ceil(page.total / size))}, ${number(page.total)} topics`}</span></div>`;
+    <span class="quiet">Page ${number(pages.length)}${page.total === undefined ? "" : ` of ${number(Math.ceil(page.total / size))}`}</span></div>`;
   return { state, controls, pager, filter };
+}
+
+function Silent({ page, what }) {
+  return page.silent?.length > 0 && html`<p><${Status} kind="warning">${what} what is led by ${page.silent.join(", ")}.<//></p>`;
 }
 
 const NONE = (filter) => (filter
@@ -65,7 +83,7 @@ export function Topics({ may }) {
     <//>
     ${controls}
     <${Loaded} state=${state}>${(page) => html`<div>${isEmpty(page) && NONE(filter)}${page.topics.length > 0 && html`<div>
-      ${page.silent?.length > 0 && html`<p><${Status} kind="warning">Sums lack what is led by ${page.silent.join(", ")}.<//></p>`}
+      <${Silent} page=${page} what="Sums lack" />
       <${Table} caption="Topics" rows=${page.topics} keyOf=${(row) => row.topic} columns=${[
         { title: "Topic", cell: (row) => html`<a href=${href("topics", row.topic)}>${row.topic}</a>` },
         { title: "State", cell: isLive },
@@ -128,13 +146,17 @@ export function Pick({ title, tab }) {
       ]} />${pager(page)}</div>`}</div>`}<//></div>`;
 }
 
-/** What 20 topics at a time have of something: `load(topic, signal)` returns rows. */
-export function OfTopics({ title, load, columns, none, command }) {
+/**
+ * The `channels` or `cursors` of 20 topics at a time, of those that have any: `load(topic, signal)` returns rows.
+ *
+ * A node that can't tell which topics have any lists all. Then a page without rows says nothing about the others.
+ */
+export function OfTopics({ title, having, load, columns, none, command }) {
   const [filter, setFilter] = useState("");
   const [pages, setPages] = useState([undefined]);
   const after = pages[pages.length - 1];
   const state = usePoll(async (signal) => {
-    const page = await listTopics({ filter, limit: 20, after }, signal);
+    const page = await listHaving(having, { filter, limit: TOPICS_AT_ONCE, after }, signal);
     const rows = [];
     const failed = [];
     const left = [...page.topics];
@@ -155,16 +177,23 @@ export function OfTopics({ title, load, columns, none, command }) {
     setPages([undefined]);
     setFilter(text);
   };
+  const missing = (page) => (pages.length > 1 || page.next
+    ? html`<p>None of these topics has any.</p>`
+    : filter ? html`<p>No topic with such a name has any.</p>` : html`<${Empty} command=${command}>${none}<//>`);
+  const place = (page) => (lacks("having")
+    ? `${TOPICS_AT_ONCE} topics at a time, in order of their names.`
+    : `Page ${number(pages.length)} of ${number(Math.ceil(page.total / TOPICS_AT_ONCE))}: ${number(page.total)} topics have any.`);
   return html`<div><${Head} title=${title}><button type="button" onClick=${state.reload}>Refresh</button><//>
     <div class="bar"><${Input} label=${lacks("stats") ? "Topic begins with" : "Topic contains"} value=${filter} onChange=${filtered} type="search" data-filter /></div>
     <${Loaded} state=${state}>${({ page, rows, failed }) => html`
+      <${Silent} page=${page} what="The list lacks" />
       ${failed.map((text) => html`<p><${Status} kind="warning">${text}<//></p>`)}
       ${rows.length === 0
-        ? html`<${Empty} command=${command}>${none}<//>`
+        ? missing(page)
         : html`<${Table} caption=${title} rows=${rows} columns=${columns} keyOf=${(row) => `${row.topic}/${row.cursor || row.channel}`} />`}
       ${(pages.length > 1 || page.next) && html`<div class="bar">
         <button type="button" disabled=${pages.length === 1} onClick=${() => setPages(pages.slice(0, -1))}>Previous topics</button>
         <button type="button" disabled=${!page.next} onClick=${() => setPages([...pages, page.next])}>Next topics</button>
-        <span class="quiet">Of 20 topics at a time, in order of their names.</span></div>`}
+        <span class="quiet">${place(page)}</span></div>`}
     `}<//></div>`;
 }
