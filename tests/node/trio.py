@@ -21,7 +21,8 @@ from laminar.log.format.manifest import ReplicaEntry
 from laminar.log.partition_log.log import Log
 from laminar.node.consensus.driver import Driver
 from laminar.node.consensus.peer_repair import METHOD, PeerRepair
-from laminar.node.consensus.raft_wire import ConfigurationRecord, read_frame, read_keepalive
+from laminar.node.consensus.raft_frames import read_frame, read_keepalive
+from laminar.node.consensus.raft_wire import ConfigurationRecord
 from laminar.node.consensus.replica import Replica, initial_frame
 from laminar.node.host.clock import Clock
 from laminar.node.partition.partition import Partition

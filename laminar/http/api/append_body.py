@@ -36,10 +36,11 @@ from laminar.batch.header import (
     verify_body,
 )
 from laminar.http.api.json_envelope import parse_envelope_lines, parse_envelopes
+from laminar.http.api.limits import Limits
 from laminar.http.api.ndjson import check_json, parse_lines
 from laminar.http.api.problem_response import problem_of
 from laminar.http.api.problems import Problem
-from laminar.http.api.records import Limits, Records
+from laminar.http.api.records import Records
 from laminar.http.api.timestamps import delivery_time, parse_time, parse_trace_id
 from laminar.http.protocol.errors import HttpError
 from laminar.http.protocol.messages import OFF_LOOP_BYTES, Request

@@ -17,9 +17,10 @@ from typing import Annotated, Final
 import msgspec
 
 from laminar.batch import Buffer
+from laminar.http.api.limits import Limits
 from laminar.http.api.ndjson import each_line, not_json
 from laminar.http.api.problems import Problem
-from laminar.http.api.records import Limits, Records, too_many_records
+from laminar.http.api.records import Records, too_many_records
 from laminar.http.api.timestamps import delivery_time, parse_time, parse_trace_id
 
 

@@ -1,6 +1,6 @@
 """The records of a request as parallel lists, a form in which they are easily joined and split.
 
-The limits of an append are here, too.
+They are checked here against the limits of an append.
 """
 
 from __future__ import annotations
@@ -8,24 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
-import msgspec
-
 from laminar.batch import Batch, Buffer, build
+from laminar.http.api.limits import Limits
 from laminar.http.api.problems import Problem
 from laminar.wire.trace import TRACEPARENT, TraceParent, parse_traceparent
 
 _T = TypeVar("_T")
-
-
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """The limits of one append request: bytes of the body and of the parts of a record, number of records."""
-
-    max_body_bytes: int = 16 * 1024 * 1024
-    max_record_bytes: int = 8 * 1024 * 1024
-    max_records: int = 100_000
-    max_key_bytes: int = 64 * 1024
-    max_tag_bytes: int = 255
-    max_headers_bytes: int = 64 * 1024
 
 
 def too_many_records(count: int, limit: int) -> Problem:

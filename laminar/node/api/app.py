@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 from laminar.http.api.append_body import NDJSON_TYPE, Append
 from laminar.http.api.cross_site import Sites
 from laminar.http.api.deadlines import COMMIT_CHECK_S, COMMIT_WAIT_S
+from laminar.http.api.limits import Limits
 from laminar.http.api.names import AUDIT_TOPIC, SYSTEM_TOPICS, TRACE_TOPIC
 from laminar.http.api.parameters import IMPORT
 from laminar.http.api.problems import Problem
-from laminar.http.api.records import Limits
 from laminar.http.api.routes import ROUTES
 from laminar.http.protocol.messages import Later, Request, Response
 from laminar.http.protocol.request_head import RequestHead

@@ -31,7 +31,8 @@ from laminar.node.consensus.election_throttle import MOST_AT_ONCE
 from laminar.node.consensus.keepalives import Keepalives
 from laminar.node.consensus.outbox import Outbox
 from laminar.node.consensus.quiescence import Quiescence
-from laminar.node.consensus.raft_wire import PLAIN_KEEPALIVE, ConfigurationRecord, read_frame, read_keepalive
+from laminar.node.consensus.raft_frames import read_frame, read_keepalive
+from laminar.node.consensus.raft_wire import PLAIN_KEEPALIVE, ConfigurationRecord
 from laminar.node.consensus.replica import Replica, entry_of
 from laminar.node.consensus.timekeeper import Timekeeper
 from laminar.node.host.clock import Clock

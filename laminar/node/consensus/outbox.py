@@ -19,7 +19,8 @@ import msgspec
 
 from laminar.batch import Buffer
 from laminar.log.disk.errors import DamagedRange, StorageError
-from laminar.node.consensus.raft_wire import Keepalive, bulk_frame, control_frame, keepalive_frame
+from laminar.node.consensus.raft_frames import bulk_frame, control_frame, keepalive_frame
+from laminar.node.consensus.raft_wire import Keepalive
 from laminar.node.consensus.replica import Replica
 from laminar.node.transport.transport import Address, Channel, Transport
 from raft.messages import AnyMessage, Append, Heartbeat

@@ -15,12 +15,8 @@ from typing import Protocol
 from laminar.batch import Buffer, Header, Kind, body_of, build_control, stamp
 from laminar.log.partition_log.log import Log
 from laminar.node.consensus.log_start import log_start_record
-from laminar.node.consensus.raft_wire import (
-    ConfigurationRecord,
-    StampedBatch,
-    configuration_record,
-    entry_of,
-)
+from laminar.node.consensus.raft_frames import StampedBatch, entry_of
+from laminar.node.consensus.raft_wire import ConfigurationRecord, configuration_record
 from raft.configuration import Configuration
 from raft.core import Core
 from raft.values import Entry, HardState, Place, Settings, Trace

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from laminar.batch import Batch, Codec, Kind, build, build_control
 from laminar.http.api.append_body import Append, parse_append, parses_long
+from laminar.http.api.limits import Limits
 from laminar.http.api.problems import Problem
-from laminar.http.api.records import Limits, Records
+from laminar.http.api.records import Records
 from laminar.http.protocol.messages import Connection, Request
 from laminar.http.protocol.request_head import RequestHead
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from laminar.batch import HEADER_SIZE, Batch, SplitFrame, build, split, stamp
 from laminar.http.api.append_body import ENVELOPES_TYPE, parse_append
 from laminar.http.api.fetch_body import FetchFormat, encode_fetch, fetch_format
+from laminar.http.api.limits import Limits
 from laminar.http.api.problems import Problem
-from laminar.http.api.records import Limits
 from laminar.http.protocol.messages import Connection, Request
 from laminar.http.protocol.request_head import RequestHead
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from laminar.http.api.append_body import Append, parse_append
-from laminar.http.api.records import Limits
+from laminar.http.api.limits import Limits
 from laminar.http.protocol.messages import Request, Response
 from tests.http.serving import connect, read_answer
 

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from laminar.node.consensus.raft_wire import control_frame
+from laminar.node.consensus.raft_frames import control_frame
 from laminar.node.secret.keyring import Keyring
 from laminar.node.transport.transport import Channel, TcpAddress, Transport
 from membership.catalog import CODE_VERSION

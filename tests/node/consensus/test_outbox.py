@@ -11,7 +11,7 @@ import msgspec
 
 from laminar.batch import Buffer
 from laminar.node.consensus.outbox import BULK_FRAME_BYTES, Outbox
-from laminar.node.consensus.raft_wire import read_frame
+from laminar.node.consensus.raft_frames import read_frame
 from laminar.node.transport.transport import Channel, TcpAddress
 from raft.messages import AnyMessage, Append, Heartbeat
 from raft.values import SendAppend

@@ -10,7 +10,8 @@ import pytest
 from laminar.batch import Header, build
 from laminar.http.api.problems import Problem
 from laminar.log.disk.errors import ReplicaStopped
-from laminar.node.consensus.raft_wire import ConfigurationRecord, control_frame
+from laminar.node.consensus.raft_frames import control_frame
+from laminar.node.consensus.raft_wire import ConfigurationRecord
 from laminar.node.consensus.replica import initial_frame
 from laminar.node.partition.state.state import PartitionState
 from laminar.node.transport.transport import Channel, Peer, ProtocolError

@@ -10,8 +10,9 @@ import msgspec
 import pytest
 
 from laminar.batch import Header
+from laminar.http.api.limits import Limits
 from laminar.http.api.problems import Problem
-from laminar.http.api.records import Limits, Records
+from laminar.http.api.records import Records
 from laminar.node.api.common.leader_call import LeaderCall
 from laminar.node.api.common.leader_lookup import Locator
 from laminar.node.api.common.topic_lookup import TopicLookup

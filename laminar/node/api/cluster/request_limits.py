@@ -7,8 +7,8 @@ import msgspec
 from laminar.http.api.documents import server as documents
 from laminar.http.api.documents.shared import MAX_PARTITIONS, MAX_REPLICAS
 from laminar.http.api.documents.transactions import MAX_STAGES
+from laminar.http.api.limits import Limits
 from laminar.http.api.parameters import MAX_FETCH_BYTES, MAX_FETCH_RECORDS, MAX_UPLOAD_PARTS, MAX_WAIT_MS
-from laminar.http.api.records import Limits
 from laminar.http.protocol.messages import Request, Response
 from laminar.http.protocol.request_head import LONGEST_HEAD_BYTES, LONGEST_TARGET_BYTES, MOST_HEADERS
 from laminar.node.transactions.uploads import MAX_OPEN

@@ -18,8 +18,8 @@ import msgspec
 
 from laminar.batch import BATCH_TYPE, Column, Header, has_column
 from laminar.http.api.append_body import Append, all_marked, parse_append, parse_if_short
+from laminar.http.api.limits import Limits
 from laminar.http.api.problems import Problem
-from laminar.http.api.records import Limits
 from laminar.http.protocol.messages import Later, Request, Response
 from laminar.node.access.principals import owner_of
 from laminar.node.api.common.answer_head import AnswerHead, durability

@@ -31,9 +31,9 @@ from typing import Any, cast
 from laminar.batch import NO_PRODUCER, Header
 from laminar.http.api.append_body import read_batches
 from laminar.http.api.deadlines import SECOND_HOP_WAIT_S
+from laminar.http.api.limits import Limits
 from laminar.http.api.names import SYSTEM_TOPICS
 from laminar.http.api.problems import Problem
-from laminar.http.api.records import Limits
 from laminar.node.access.meters import Meter
 from laminar.node.api.common.leader_lookup import Locator
 from laminar.node.api.common.services import ShardServices

@@ -14,9 +14,9 @@ from laminar.batch import build_part
 from laminar.batch.large_record import CRC_HEADER, SIZE_HEADER, build_stub
 from laminar.http.api.append_body import parse_append, records_of
 from laminar.http.api.documents import records as documents
+from laminar.http.api.limits import Limits
 from laminar.http.api.parameters import MAX_NUMBER, MAX_UPLOAD_PARTS
 from laminar.http.api.problems import Problem
-from laminar.http.api.records import Limits
 from laminar.http.protocol.messages import Request, Response
 from laminar.node.access.principals import owner_of
 from laminar.node.api.common.forwarding import FORWARDED

@@ -9,10 +9,10 @@ from laminar.batch import Batch as RecordBatch
 from laminar.batch import BatchError, merge
 from laminar.http.api.append_body import batch_problem, parse_append
 from laminar.http.api.documents import transactions as documents
+from laminar.http.api.limits import Limits
 from laminar.http.api.names import SYSTEM_TOPICS
 from laminar.http.api.parameters import MAX_EPOCH, MAX_NUMBER, MAX_PAGE
 from laminar.http.api.problems import Problem
-from laminar.http.api.records import Limits
 from laminar.http.api.roles import AFTER_SYSTEM
 from laminar.http.api.timestamps import format_time
 from laminar.http.protocol.messages import Request, Response

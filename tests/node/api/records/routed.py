@@ -16,8 +16,8 @@ from typing import Any
 
 import msgspec
 
+from laminar.http.api.limits import Limits
 from laminar.http.api.problems import Problem
-from laminar.http.api.records import Limits
 from laminar.http.protocol.messages import Request, Response
 from laminar.http.protocol.request_head import RequestHead
 from laminar.log import RealDisk, Storage

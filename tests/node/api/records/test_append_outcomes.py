@@ -12,9 +12,10 @@ import pytest
 
 from laminar.batch import BATCH_TYPE, Header, build
 from laminar.http.api.append_body import Append
+from laminar.http.api.limits import Limits
 from laminar.http.api.problem_response import answer_error
 from laminar.http.api.problems import Problem
-from laminar.http.api.records import Limits, Records
+from laminar.http.api.records import Records
 from laminar.http.protocol.messages import Request, Response
 from laminar.http.protocol.request_head import RequestHead
 from laminar.http.server.writer import failure_of

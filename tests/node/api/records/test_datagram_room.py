@@ -8,7 +8,7 @@ import pytest
 
 import laminar
 from laminar.client.errors import OutcomeUnknown
-from laminar.http.api.records import Limits
+from laminar.http.api.limits import Limits
 from laminar.node.api.common.leader_lookup import Locator
 from laminar.node.api.common.topic_lookup import TopicLookup
 from laminar.node.api.records import datagrams as served

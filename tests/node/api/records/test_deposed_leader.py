@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from laminar.batch import BATCH_TYPE, build
+from laminar.http.api.limits import Limits
 from laminar.http.api.problems import Problem
-from laminar.http.api.records import Limits
 from laminar.http.protocol.messages import Response
 from laminar.node.api.common.leader_call import LeaderCall
 from laminar.node.api.common.leader_lookup import Locator

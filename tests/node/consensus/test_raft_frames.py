@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from laminar.node.consensus.raft_wire import bulk_frame, control_frame, read_frame
+from laminar.node.consensus.raft_frames import bulk_frame, control_frame, read_frame
 from raft.messages import Append, Heartbeat
 
 IDENTITY = {"cluster": b"c" * 16, "group": b"g" * 16, "sender": 1, "receiver": 2, "incarnation": 1, "term": 3}
