@@ -26,7 +26,8 @@ _log = logging.getLogger("laminar.loop")
 TICK_S = 0.05
 # The same in an idle process, which would spend half of its CPU time on ticks otherwise.
 IDLE_TICK_S = 0.25
-# The process was idle if the loop's thread used less than this share of a CPU since the last tick.
+# The process was idle if the loop's thread used less than this share of a CPU since the last tick, and called
+# that tick in time: a loop that waits for a disk uses no CPU, either.
 IDLE_TICK_SHARE = 0.03
 LONG_TURN_S = 0.1
 # The shortest time between two logged stacks; all long turns are counted.
@@ -95,7 +96,10 @@ class LoopHealth:
         gc.enable()
 
     def statistics(self) -> dict[str, float]:
-        """Return the counters. Lag is how late (in s) the loop called a timer: the longest, and the sum."""
+        """Return the counters. Lag is how late (in s) the loop called a timer: the longest, and the sum.
+
+        A turn may be longer than its lag by the time between two ticks.
+        """
         return {
             "long_turns": self.long_turns,
             "lag_max_seconds": self.lag_max_s,
@@ -119,7 +123,7 @@ class LoopHealth:
         if now_s - self._garbage_s >= LOOK_AT_GARBAGE_S or gc.get_count()[0] > MOST_GARBAGE:
             self._collect(now_s)
         cpu_s = time.thread_time()
-        is_idle = cpu_s - self._tick_cpu_s < IDLE_TICK_SHARE * (self._tick_s + lag_s)
+        is_idle = lag_s < TICK_S and cpu_s - self._tick_cpu_s < IDLE_TICK_SHARE * self._tick_s
         self._tick_cpu_s, self._tick_s = cpu_s, IDLE_TICK_S if is_idle else TICK_S
         self._arm()
 

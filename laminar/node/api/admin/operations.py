@@ -105,6 +105,10 @@ class UnderWay:
 
     async def get(self) -> Sequence[Operation]:
         """Return the operations under way, sorted by id; callers must not change them."""
+        # A task of its own: what a client that goes away began goes on to its end, and none begins beside it.
+        return await asyncio.shield(asyncio.get_running_loop().create_task(self._newest()))
+
+    async def _newest(self) -> Sequence[Operation]:
         async with self._one_at_a_time:
             view = self._services.view
             if view.message is None:

@@ -436,7 +436,9 @@ APPEND_COMMIT: Final = Family(
 )
 DISK_SYNC: Final = Family("laminar_disk_sync_seconds", "histogram", "Time of a sync of the journal")
 LOOP_DELAY: Final = Family(
-    "laminar_loop_delay_seconds", "histogram", "How late the event loop calls a timer, every 50 ms"
+    "laminar_loop_delay_seconds",
+    "histogram",
+    "How late the event loop calls a timer, every 50 ms (250 if idle)",
 )
 TRANSPORT_REFUSED: Final = Family(
     "laminar_transport_refused",

@@ -23,16 +23,23 @@ T = TypeVar("T")
 class InThread(Services):
     """Services that count what they run in a thread."""
 
-    jobs = 0
+    def __init__(self) -> None:
+        """Let each job end at once, while `may_end` is set."""
+        super().__init__()
+        self.jobs = 0
+        self.begun, self.may_end = threading.Event(), threading.Event()
+        self.may_end.set()
 
     def off_loop(self, job: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
         """See `ShardServices`."""
 
         def run() -> T:
             assert threading.current_thread() is not threading.main_thread()
-            self.jobs += 1
+            self.begun.set()
+            assert self.may_end.wait(60)
             return job(*arguments)
 
+        self.jobs += 1
         return super().off_loop(run)
 
 
@@ -207,3 +214,29 @@ async def test_operations_are_computed_in_a_thread_and_again_only_when_something
     assert ["replicas:t"] == [each.id for each in grown] == [each.id for each in blocked]
     message.catalog = with_node(message.catalog, "a", draining=True)
     assert ["drain:a", "replicas:t"] == [each.id for each in await under_way.get()]
+
+
+async def test_what_a_client_that_goes_away_began_ends_before_another_pass_begins() -> None:
+    """Two passes at a time would change the same cache of wanted nodes from two threads."""
+    services = InThread()
+    message = services.view.message
+    assert message is not None
+    message.catalog, message.statuses = state_of(*"abc"), dict.fromkeys("abc", "alive")
+    under_way = UnderWay(services)
+
+    services.may_end.clear()
+    gone = asyncio.create_task(under_way.get())
+    assert await asyncio.to_thread(services.begun.wait, 60)
+    gone.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await gone
+    message.catalog = with_partition(message.catalog, replicas=on("a", "b"))
+    other = asyncio.create_task(under_way.get())
+    for _ in range(10):
+        await asyncio.sleep(0)
+    jobs = services.jobs
+    services.may_end.set()
+    found = await other
+
+    assert (1, 2) == (jobs, services.jobs)
+    assert ["replicas:t"] == [each.id for each in found]
