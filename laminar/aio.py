@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from laminar.client.client import Client, connect
 from laminar.client.consume.channel import Channel
+from laminar.client.consume.group.subscription import Subscription
 from laminar.client.consume.jobs import Job
 from laminar.client.consume.large_values import Value
 from laminar.client.consume.reader import Reader
-from laminar.client.consume.subscription import Subscription
 from laminar.client.delayed import DelayedCount, DelayedRecord, DelayedState
 from laminar.client.descriptions import AsideInfo, PartitionInfo, SinkInfo, TopicInfo, Trimmed
 from laminar.client.history import RecordEvent, RecordHistory

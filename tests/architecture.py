@@ -113,6 +113,10 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         ),
         *("laminar.client.produce", *BELOW_THE_CLIENT),
     ),
+    "laminar.client.consume.group": (
+        *("laminar.client.errors", "laminar.client.records", "laminar.client.policy", "laminar.client.net"),
+        "laminar.client.consume",
+    ),
     "laminar.client.transact": (
         *(
             "laminar.client.trace_id",
@@ -160,6 +164,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         ),
         *("laminar.client.policy", "laminar.client.net"),
         *("laminar.client.route_changes", "laminar.client.produce", "laminar.client.consume", "laminar.wire"),
+        "laminar.client.consume.group",
     ),
     "laminar.client.client": (
         *(
@@ -186,6 +191,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
             "laminar.client.codecs",
         ),
         *("laminar.client.policy", "laminar.client.produce", "laminar.client.consume"),
+        "laminar.client.consume.group",
         *("laminar.client.transact", "laminar.client.topic", "laminar.client.client"),
         *("laminar.http.api", "laminar.http.protocol"),
     ),

@@ -2,9 +2,9 @@
 
 `python -m tests.sync_face` writes them; `--check` (in `make check`) says whether they are as it would write
 them. In a class of the sync face a comment ``# generated from MODULE.CLASS`` begins what is written here, up
-to the end of the class; `without NAMES` leaves methods out. What the class defines above the comment is
-written by hand and left as it is: what would cost a change of threads for each record. Docs, parameters and
-defaults are those of the twin.
+to the end of the class; `without NAMES`, there or in the next line, leaves methods out. What the class
+defines above the comment is written by hand and left as it is: what would cost a change of threads for each
+record. Docs, parameters and defaults are those of the twin.
 
 It is in the spirit of httpcore's ``unasync.py``, which rewrites tokens. Here the twin is called on the
 portal's loop, so that both faces run the same code.
@@ -24,7 +24,8 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "laminar" / "client" / "sync"
 MARK = re.compile(
-    r"    # generated from (?P<module>[\w.]+)\.(?P<kind>\w+)(?:, without (?P<left_out>[\w ]+))?\n"
+    r"    # generated from (?P<module>[\w.]+)\.(?P<kind>\w+)"
+    r"(?:,(?: |\n    # )without (?P<left_out>[\w ]+))?\n"
 )
 # Of these both faces have a class, which holds the other's.
 WRAPPED = frozenset(

@@ -167,7 +167,7 @@ async def test_a_group_owns_exactly_the_partitions_that_are_listed(node: Embedde
     ):
         async with asyncio.timeout(60):
             while one.partitions | two.partitions != set(NUMBERS) or one.partitions & two.partitions:
-                await asyncio.gather(one._move(), two._move())
+                await asyncio.gather(one._ownership.move(), two._ownership.move())
         for member in (one, two):
             left = sum(1 for key in KEYS if ROUTE.partition_of_key(key) in member.partitions)
             if left:

@@ -19,10 +19,11 @@ from laminar.client.consume.channel_settings import (
 )
 from laminar.client.consume.cursors import CursorState, cursor_path, cursors_of, rewind_cursor
 from laminar.client.consume.fetchers import FETCH_BYTES, READ_AHEAD_BYTES, OnDamage, OnExpired
+from laminar.client.consume.group.membership import Mode
+from laminar.client.consume.group.subscription import HANDOVER_S, SESSION_S, Subscription
 from laminar.client.consume.large_values import Value
 from laminar.client.consume.reader import Reader, Start, start_parameter
 from laminar.client.consume.row_filter import row_filter
-from laminar.client.consume.subscription import HANDOVER_S, SESSION_S, Mode, Subscription
 from laminar.client.delayed import DelayedCount, DelayedQuestions, DelayedRecord, DelayedState, asked_of
 from laminar.client.delivery_time import Delay, DeliverAt, delivery_time_ms
 from laminar.client.descriptions import ChannelInfo, CursorInfo, PartitionInfo, RouteInfo, TopicInfo, Trimmed

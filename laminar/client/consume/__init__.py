@@ -1,4 +1,4 @@
-"""Reading: one reader of a topic, members of a group, cursors and leases.
+"""Reading: one reader of a topic, cursors, channels, large values; members of a group in `group`.
 
-Begin with `reader` and `subscription`.
+Begin with `reader`.
 """

@@ -2,7 +2,7 @@
 
 Each commit of `CursorState` names the positions that it expects to replace. If another client has moved the
 cursor meanwhile, the server refuses the commit. Which member owns a cursor's partition is decided in
-`laminar.client.consume.subscription`.
+`laminar.client.consume.group.subscription`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A member of a group of consumers, without a loop: the twin of `laminar.client.consume.subscription`.
+"""A member of a group of consumers, without a loop: the twin of `laminar.client.consume.group.subscription`.
 
 Whole batches are passed from the loop's thread to the caller's. The loop counts a batch as handed out before
 the caller has seen its records, so it releases a partition only when these records are committed.
@@ -11,7 +11,7 @@ from functools import partial
 from types import TracebackType
 from typing import Generic, Self, TypeVar
 
-from laminar.client.consume import subscription as aio_subscription
+from laminar.client.consume.group import subscription as aio_subscription
 from laminar.client.records import ReadBatch, Record
 from laminar.client.sync.portal import Portal
 
@@ -68,7 +68,8 @@ class Subscription(Generic[T]):
                 lease.seen = batch.next_offset
                 yield batch
 
-    # generated from laminar.client.consume.subscription.Subscription, without may_hand_out still_owned take
+    # generated from laminar.client.consume.group.subscription.Subscription,
+    # without may_hand_out still_owned take
 
     def __enter__(self) -> Self:
         self._portal.run(lambda: self._twin.__aenter__())

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
 
 from laminar.client import topic as aio_topic
 from laminar.client.consume.fetchers import FETCH_BYTES, READ_AHEAD_BYTES, OnDamage, OnExpired
+from laminar.client.consume.group.membership import Mode
+from laminar.client.consume.group.subscription import HANDOVER_S, SESSION_S
 from laminar.client.consume.reader import Start
-from laminar.client.consume.subscription import HANDOVER_S, SESSION_S, Mode
 from laminar.client.delayed import DelayedCount, DelayedRecord, DelayedState, asked_of
 from laminar.client.delivery_time import Delay, DeliverAt
 from laminar.client.descriptions import ChannelInfo, CursorInfo, PartitionInfo, RouteInfo, TopicInfo, Trimmed

@@ -219,7 +219,7 @@ async def test_a_record_in_hand_is_not_passed(url: str, topic: str) -> None:
                 await asyncio.sleep(1.1)
 
             async def passed() -> bool:
-                return (await handle.cursor("g")).get(1) == 3 and records._leases[0].seen == 4
+                return (await handle.cursor("g")).get(1) == 3 and records._held.leases[0].seen == 4
 
             await eventually(passed)
             held = (await handle.cursor("g"))[0]

@@ -13,7 +13,7 @@ import pytest
 
 import laminar
 from laminar import aio
-from laminar.client.consume import partition_leases, subscription
+from laminar.client.consume.group import membership, partition_leases
 from laminar.testing.nodes import serve
 from tests.client.members import MemberProcess, Place, Writing, check, ended, until
 
@@ -207,7 +207,7 @@ async def test_a_member_with_a_new_name_is_not_waited_for_under_the_old(url: str
         async with client.topic(topic).subscribe("g", session=60.0) as records:
             await eventually(lambda: len(records.partitions) == PARTITIONS)
             (old,) = await members()
-            records._valid_until_s = time.monotonic()  # as after a session without an answer
+            records._membership.valid_until_s = time.monotonic()  # as after a session without an answer
             began_s = time.monotonic()
             while (now := await members()) == [old] or len(now) > 1:
                 assert time.monotonic() < began_s + 45
@@ -220,17 +220,17 @@ async def test_who_gets_no_answer_asks_again_before_its_session_is_over(
 ) -> None:
     """Else one answer that is late costs it its name, and everybody their partitions."""
     async with aio.connect(url) as client, client.topic(topic).subscribe("g", session=60.0) as records:
-        renew, answers = records._renew, asyncio.Queue[bool]()
+        renew, answers = records._membership.renew, asyncio.Queue[bool]()
 
         async def fails_once(*, timeout_s: float) -> None:
             if answers.empty():
-                monkeypatch.setattr(subscription, "RENEW_S", 3600.0)
+                monkeypatch.setattr(membership, "RENEW_S", 3600.0)
                 answers.put_nowait(False)
                 raise laminar.Unavailable("not now", code="no_leader")
             await renew(timeout_s=timeout_s)
             answers.put_nowait(True)
 
-        monkeypatch.setattr(records, "_renew", fails_once)
+        monkeypatch.setattr(records._membership, "renew", fails_once)
         await eventually(lambda: answers.qsize() == 2)
 
 

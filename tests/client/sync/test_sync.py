@@ -20,7 +20,7 @@ from laminar.client.consume import channel as aio_channel
 from laminar.client.consume import jobs as aio_jobs
 from laminar.client.consume import large_values as aio_values
 from laminar.client.consume import reader as aio_reader
-from laminar.client.consume import subscription as aio_subscription
+from laminar.client.consume.group import subscription as aio_subscription
 from laminar.client.produce import datagrams as aio_datagrams
 from laminar.client.produce import producer as aio_producer
 from laminar.client.sync import channel as sync_channel

@@ -31,6 +31,8 @@ LEASE_ATTEMPT_S = 1.0
 STEP_TIMEOUT_S = 2.0
 # The same for steps that ask many partitions: where those are hundreds, and the nodes have other work.
 LONGEST_STEP_S = 32.0
+# A step that failed by these is made again later.
+NOT_NOW = (Unavailable, OutcomeUnknown)
 
 
 def is_gone(error: Error) -> bool:

@@ -1,0 +1,4 @@
+"""A program as a member of a consumer group.
+
+Begin with `subscription`.
+"""
