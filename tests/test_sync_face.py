@@ -42,13 +42,21 @@ def test_the_sync_face_is_as_it_is_generated() -> None:
     assert [] == list(sync_face.stale())
 
 
+def test_each_mark_is_understood() -> None:
+    """A class with another one would be left as it is, and nobody would notice."""
+    for file in sync_face.FOLDER.glob("*.py"):
+        text = file.read_text()
+        assert text.count("\n    # generated from") == len(sync_face.MARK.findall(text)), file.name
+
+
+@pytest.mark.parametrize("between", [" ", "\n    # "])
 def test_what_is_generated_calls_the_twin_on_its_loop(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    between: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Docs without what only a loop has, twins wrapped, and nothing twice that is written by hand."""
     (tmp_path / "twin.py").write_text(TWIN)
     monkeypatch.setattr(sync_face, "ROOT", tmp_path)
-    made = sync_face.generated(OWN)
+    made = sync_face.generated(OWN.replace(", without", f",{between}without"))
 
     assert made == sync_face.generated(made)
     assert "return Reader(self._portal, self._twin.read(start))" in made

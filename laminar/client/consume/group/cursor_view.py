@@ -1,7 +1,8 @@
 """What a member knows of its group's cursor, and when it reads the cursor from the cluster again.
 
-Each read asks the leaders of all partitions. So a member reads the cursor once in each session time, and
-sooner when the topic's route has changed, when it has lost a partition, or when it may claim one.
+Each read asks the leaders of all partitions. So a member reads the cursor once in each session time, more
+rarely where a read takes long, and sooner when there is a reason: the topic's route has changed, it has lost
+a partition, or it may claim one.
 """
 
 from __future__ import annotations
