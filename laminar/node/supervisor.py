@@ -426,11 +426,21 @@ class Supervisor:
                 limit,
             )
             machine.notify_service_manager(f"STATUS={name} is not started again", os.environ)
+            if self._has_no_shard_left():
+                log.critical("no shard of this node is left, so it ends")
+                self._unrecoverable = True
+                self._stop()
+                return
             self._write_node_file()
             return
         self._set_state(child, ChildState.DEAD)
         child.start_at_ms = _now_ms() + pause_ms
         log.error("%s (pid %d) ended: %s; starts again in %d ms", role_name(child.role), pid, how, pause_ms)
+
+    def _has_no_shard_left(self) -> bool:
+        """Return whether all shards are given up: no HTTP port is left, so not even `/readyz` can say so."""
+        shards = [child for child in self._children.values() if child.role != CONTROLLER]
+        return all(child.state is ChildState.GIVEN_UP for child in shards)
 
     def _reap(self, child: _Child) -> int:
         """Return a dead child's exit code (negative: the signal), and close our descriptors for the child."""

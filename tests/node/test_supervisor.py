@@ -229,6 +229,15 @@ def test_a_child_that_keeps_dying_is_restarted_after_growing_pauses(start: Calla
     assert pauses == ["0", "100", "400"]
 
 
+def test_a_node_without_a_shard_ends(start: Callable[..., Node]) -> None:
+    """Its controller alone could answer no client, and nobody would start the node again."""
+    node = start("0", "2", "broken")
+
+    node.wait_for_line("no shard of this node is left")
+    assert 2 == sum("not started again after" in line["message"] for line in node.lines)
+    assert node.process.wait(timeout=PATIENCE_S) == 1
+
+
 def test_the_board_tells_children_what_happens_to_their_siblings(start: Callable[..., Node]) -> None:
     """Any child can answer for the whole node."""
     node = start("0", "2")

@@ -180,18 +180,19 @@ class Nemesis:
     async def _ready(self, numbers: list[int]) -> None:
         """Until these nodes serve. Others may be cut off or stand still, so nobody is asked about them.
 
-        A node whose shards died too often in one minute has given them up, as documented: it is started anew.
+        A node whose shards died too often in one minute has given them up, as documented, and has ended if none
+        was left: it is started anew.
         """
         async with asyncio.timeout(READY_TIMEOUT_S):
             for number in numbers:
                 while await asyncio.to_thread(get_json, f"{self._cluster.urls[number]}/readyz") is None:
                     process = self._cluster.members[number].process
-                    if process is not None and process.poll() is not None:
-                        tail = self._cluster.members[number].log_tail()
-                        raise RuntimeError(f"node-{number + 1} ended with {process.returncode}: {tail}")
                     if self._cluster.gave_up(number):
                         await asyncio.to_thread(self._cluster.kill, number)
                         self._cluster.spawn(number)
+                    elif process is not None and process.poll() is not None:
+                        tail = self._cluster.members[number].log_tail()
+                        raise RuntimeError(f"node-{number + 1} ended with {process.returncode}: {tail}")
                     await asyncio.sleep(0.1)
 
     async def kill_node(self, node: str, what: str) -> bool:
