@@ -93,6 +93,7 @@ def check(name: str, source: str) -> None:
     - `async with`, whose end is such a wait, but for `asyncio.timeout`, whose end does not wait.
     - `yield` in `try` with `finally`, or in `with`: what is left undone is not done when the generator goes.
     - A value of a class that is not a `ClassVar`: each object would have one of its own, and the class none.
+    - A `Final` without a type whose value is a tuple of floats: each use would say that it was not set.
 
     Raises:
         ValueError: with the module, the line and what is there.
@@ -111,6 +112,12 @@ def check(name: str, source: str) -> None:
                 what = "its `finally` may never come, as it yields before"
         elif isinstance(node, ast.With) and _has(node.body, ast.Yield, ast.YieldFrom):
             what = "its `with` may never end, as it yields before"
+        elif (
+            isinstance(node, ast.AnnAssign)
+            and ast.unparse(node.annotation) == "Final"
+            and _is_floats(node.value)
+        ):
+            what = f"{ast.unparse(node.target)} is a Final tuple of floats, which mypyc takes for not set"
         elif isinstance(node, ast.AsyncWith) and not all(_is_timeout(each) for each in node.items):
             what = "the end of its `async with` waits, where mypyc mixes up the errors of tasks"
         if what:
@@ -129,6 +136,15 @@ def _value_of(node: ast.ClassDef) -> str:
         if isinstance(each, ast.AnnAssign) and each.value and "ClassVar" not in ast.unparse(each.annotation):
             return ast.unparse(each.target)
     return ""
+
+
+def _is_floats(value: ast.expr | None) -> bool:
+    """Return whether an expression is a tuple that begins with a float."""
+    while isinstance(value, (ast.Tuple, ast.Starred)):
+        value = value.value if isinstance(value, ast.Starred) else next(iter(value.elts), None)
+        if isinstance(value, ast.Constant):
+            return isinstance(value.value, float)
+    return False
 
 
 def _has(body: Sequence[ast.AST], *kinds: type[ast.AST]) -> bool:

@@ -83,6 +83,15 @@ def test_an_end_that_may_not_come_is_refused(source: str, why: str) -> None:
     )
 
 
+@pytest.mark.parametrize("value", ["(0.5, 1.0)", "(*(0.5, 1.0), 2.0)"])
+def test_a_final_tuple_of_floats_is_refused(value: str) -> None:
+    """A compiled use of it raises `NameError`, as mypyc takes it for not set; with a type it does not."""
+    with pytest.raises(ValueError, match=r"line 1: BOUNDS is a Final tuple of floats"):
+        hatch_build.check("laminar.histogram", f"BOUNDS: Final = {value}")
+    hatch_build.check("laminar.histogram", f"BOUNDS: Final[Sequence[float]] = {value}")
+    hatch_build.check("laminar.histogram", "BOUNDS: Final = (1, 2)")
+
+
 def test_without_a_compiler_the_build_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before it does anything."""
     monkeypatch.setenv("CC", "no-such-compiler")

@@ -12,6 +12,7 @@ from laminar.wire.key_route import LOGICAL_PARTITIONS, Route
 from membership.records import (
     PartitionRecord,
     RouteRecord,
+    Setting,
     TopicRecord,
 )
 
@@ -31,7 +32,7 @@ class _Facts(NamedTuple):
 
     record: TopicRecord
     version: int
-    importing: object
+    importing: Setting | None
     partitions: dict[int, PartitionRecord]
 
 
