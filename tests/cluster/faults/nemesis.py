@@ -180,8 +180,8 @@ class Nemesis:
     async def _ready(self, numbers: list[int]) -> None:
         """Until these nodes serve. Others may be cut off or stand still, so nobody is asked about them.
 
-        A node whose shards died too often in one minute has given them up, as documented, and has ended if none
-        was left: it is started anew.
+        A node whose shards died too often in one minute has given them up, as documented, and has ended if
+        none was left: it is started anew.
         """
         async with asyncio.timeout(READY_TIMEOUT_S):
             for number in numbers:
