@@ -15,6 +15,7 @@ import msgspec
 
 from laminar.http.api.names import AUDIT_TOPIC
 from laminar.node.api.common.services import HostServices
+from laminar.node.api.common.slices import in_slices
 from laminar.node.runtime.boot import CONTROLLER
 from laminar.node.transactions.coordinator import TOPIC as TRANSACTIONS
 from laminar.node.transport.transport import Peer, TransportError
@@ -49,15 +50,19 @@ class Watch:
         # The topics and partitions for which `fewer_placed` was last computed, and its result.
         self._counted: tuple[object, object, dict[str, int]] = (None, None, {})
 
-    def own(self) -> HealthReport:
-        """Return the report on the health of this shard's partitions."""
-        leaderless, under_replicated, refusing, kept = [], [], [], []
+    async def own(self) -> HealthReport:
+        """Return the report on the health of this shard's partitions, which may be many: in slices."""
+        leaderless: list[str] = []
+        under_replicated: list[str] = []
+        refusing: list[str] = []
+        kept: list[tuple[int, str]] = []
         topics = self._services.view.topics()
-        for (topic, number), partition in self._services.partitions.items():
-            record = topics.get(topic)
+
+        def check(partition: Partition) -> None:
+            record = topics.get(partition.topic)
             if record is None:
-                continue
-            place = f"{topic}/{number}"
+                return
+            place = f"{partition.topic}/{partition.number}"
             if partition.replica.leader_node is None:
                 leaderless.append(place)
             elif partition.replica.core.is_leader:
@@ -69,6 +74,8 @@ class Watch:
                 found = partition.context.kept_log
                 if found is not None:
                     kept.append((found.size_bytes, f"{place}, {found.size_bytes} bytes, for {found}"))
+
+        await in_slices(list(self._services.partitions.values()), check, clock=self._services.clock)
         return HealthReport(leaderless, under_replicated, refusing, sorted(kept, reverse=True))
 
     def fewer_placed(self) -> dict[str, int]:
@@ -94,7 +101,7 @@ class Watch:
 
     async def on_health(self, peer: Peer, payload: bytes) -> bytes:
         """Answer another process of this node with the report of this shard."""
-        return msgspec.msgpack.encode(self.own())
+        return msgspec.msgpack.encode(await self.own())
 
     async def _all(self) -> list[HealthReport]:
         """Return the reports of all shards of the node that answer."""
@@ -107,7 +114,7 @@ class Watch:
             ),
             return_exceptions=True,
         )
-        found = [self.own()]
+        found = [await self.own()]
         for answer in answers:
             if isinstance(answer, TransportError):
                 continue  # /readyz reports a process that is down by the status board
