@@ -438,7 +438,7 @@ class Supervisor:
         log.error("%s (pid %d) ended: %s; starts again in %d ms", role_name(child.role), pid, how, pause_ms)
 
     def _has_no_shard_left(self) -> bool:
-        """Return whether no shard is started again: no HTTP port is left, so not even `/readyz` can say it."""
+        """Return whether no shard is started again: no HTTP port is left, not even for `/readyz`."""
         shards = [child for child in self._children.values() if child.role != CONTROLLER]
         return all(child.state is ChildState.GIVEN_UP for child in shards)
 
