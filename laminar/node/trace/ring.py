@@ -77,6 +77,8 @@ class TraceRing:
         """Begin empty, with room for `most` events."""
         self._most = most
         self._events: deque[Event] = deque()
+        # How many of them, from the oldest on, were there at the last `take`, with a flag that was unknown.
+        self._waited = 0
         # By group and offset, or group and the complement of a delayed record's number.
         self._known: dict[tuple[bytes, int], Known] = {}
         self._has_failed = False
@@ -107,16 +109,24 @@ class TraceRing:
         self.dropped += count
 
     def take(self) -> list[tuple[Event, Known | None]]:
-        """Remove and return all waiting events, oldest first, with the remembered fields of their records."""
+        """Remove and return all waiting events, oldest first, with the remembered fields of their records.
+
+        An event that depends on a flag which is not known yet waits for the next call, and is dropped if it
+        is not known then: a delivery is committed a moment before the leader reads the record.
+        """
         events, self._events = self._events, deque()
         found = []
-        for event in events:
+        for number, event in enumerate(events):
             known = self._known.get((event.place.group, place_of(event.offset, event.number)))
             if event.if_sampled:
+                if known is None and number >= self._waited:
+                    self._events.append(event)
+                    continue
                 if known is None or not known.is_sampled:
                     continue  # the record is not sampled, so the event is not wanted
                 self.made += 1
             found.append((event, known))
+        self._waited = len(self._events)
         return found
 
     def know(self, group: bytes, place: int, known: Known) -> None:
