@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import subprocess
 from collections.abc import Iterable
 
@@ -41,7 +42,14 @@ class Wires:
         self.hosts = [f"10.77.{self._number}.{node + 1}" for node in range(nodes)]
         self._bridge = f"lmb{self._number}"
         self._cut: set[tuple[int, int]] = set()
-        self._remove()  # what a run that was killed left behind; the number is ours alone
+        try:
+            self._remove()  # what a run that was killed left behind; the number is ours alone
+            self._make()
+        except BaseException:
+            self.close()
+            raise
+
+    def _make(self) -> None:
         self._ip(f"link add {self._bridge} type bridge", f"link set {self._bridge} up")
         self._ip(f"addr add 10.77.{self._number}.254/24 dev {self._bridge}")
         for node, host in enumerate(self.hosts):
@@ -77,6 +85,13 @@ class Wires:
         self._claim.close()
 
     def _remove(self) -> None:
+        """Removes the wires first: the kernel removes a namespace, and what is in it, some time later.
+
+        Until then the outer end of a wire would keep its name.
+        """
+        for _, name in socket.if_nameindex():
+            if name.startswith(f"lmv{self._number}."):
+                subprocess.run(["ip", "link", "del", name], capture_output=True)  # may be gone by now
         listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout
         for line in listed.splitlines():
             if line.startswith(f"laminar-{self._number}-"):
