@@ -234,7 +234,9 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("laminar.node.host", "laminar.node.runtime", "laminar.node.secret", "membership"),
         *("laminar.http.protocol", "laminar.http.api"),
     ),
+    "laminar.node.catalog.messages": ("laminar.node.placement", "laminar.node.routes", "membership"),
     "laminar.node.catalog": (
+        "laminar.node.catalog.messages",
         *(
             "laminar.node.access",
             "laminar.node.placement",
@@ -272,7 +274,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "laminar.node.shard.replicas": (
         *("laminar.node.host", "laminar.node.transport", "laminar.node.consensus", "laminar.node.runtime"),
         *("laminar.node.partition", "laminar.node.partition.state", "laminar.node.trace"),
-        *("laminar.node.catalog", "laminar.node.catch_up", "membership", "raft", "router"),
+        *("laminar.node.catalog.messages", "laminar.node.catch_up", "membership", "raft", "router"),
         *("laminar.batch", "laminar.http.api", "laminar.log.*"),
     ),
     "laminar.node.shard": (
@@ -280,7 +282,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "laminar.node.fair",
         *("laminar.node.host", "laminar.node.transport", "laminar.node.consensus", "laminar.node.runtime"),
         *("laminar.node.partition", "laminar.node.partition.state", "laminar.node.transactions"),
-        *("laminar.node.catalog", "laminar.node.catch_up", "laminar.node.placement"),
+        *("laminar.node.catalog.messages", "laminar.node.catch_up", "laminar.node.placement"),
         *("membership", "router"),
         *("laminar.http.protocol", "laminar.http.api", "laminar.http.server", "laminar.log.*"),
         *("laminar.node.routes", "laminar.node.channels", "laminar.node.delay", "laminar.wire"),
@@ -289,7 +291,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "laminar.node.api.common": (
         "laminar.node.fair",
         *("laminar.node.host", "laminar.node.transport", "laminar.node.consensus", "laminar.node.runtime"),
-        *("laminar.node.partition", "laminar.node.catalog", "membership"),
+        *("laminar.node.partition", "laminar.node.catalog.messages", "membership"),
         *("laminar.batch", "laminar.wire", "laminar.http.protocol", "laminar.http.api"),
         *("laminar.log.format", "laminar.node.channels", "laminar.node.delay", "laminar.node.trace"),
         *("laminar.node.access", "laminar.node.secret"),
@@ -312,14 +314,14 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
             "laminar.node.api.common",
             "laminar.node.transport",
             "laminar.node.runtime",
-            "laminar.node.catalog",
+            "laminar.node.catalog.messages",
         ),
         *("laminar.node.placement", "membership", "laminar.http.protocol", "laminar.http.api"),
         *("laminar.node.access", "laminar.node.secret"),
     ),
     "laminar.node.api.cluster": (
         *("laminar.node.api.common", "laminar.node.host", "laminar.node.transport", "laminar.node.consensus"),
-        *("laminar.node.runtime", "laminar.node.partition", "laminar.node.catalog"),
+        *("laminar.node.runtime", "laminar.node.partition", "laminar.node.catalog.messages"),
         *("laminar.node.transactions", "laminar.node.placement", "membership", "raft"),
         *("laminar.wire", "laminar.http.protocol", "laminar.http.api"),
         *("laminar.node.routes", "laminar.node.access", "laminar.console"),
@@ -344,11 +346,11 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("laminar.node.access", "laminar.node.api.common", "laminar.node.transport"),
         *("laminar.node.partition", "laminar.node.partition.state"),
         *("laminar.wire", "laminar.http.protocol", "laminar.http.api"),
-        *("laminar.node.routes", "laminar.node.catalog", "membership"),
+        *("laminar.node.routes", "laminar.node.catalog.messages", "membership"),
     ),
     "laminar.node.api.channels": (
         *("laminar.node.api.common", "laminar.node.transport", "laminar.log.disk"),
-        *("laminar.node.partition", "laminar.node.partition.state", "laminar.node.catalog"),
+        *("laminar.node.partition", "laminar.node.partition.state", "laminar.node.catalog.messages"),
         *("laminar.wire", "laminar.http.protocol", "laminar.http.api", "membership"),
         *("laminar.node.channels", "laminar.batch", "laminar.node.api.consumers", "laminar.node.access"),
         "laminar.node.channels.open_records",

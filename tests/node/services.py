@@ -14,7 +14,8 @@ from typing import Any, TypeVar
 from laminar.log.disk.disk import RealDisk
 from laminar.log.format.manifest import ReplicaEntry
 from laminar.node.api.common.forwarding import Exchange, answering
-from laminar.node.catalog.service import CatalogAnswer, CatalogRequest
+from laminar.node.catalog.messages.answers import CatalogAnswer
+from laminar.node.catalog.messages.requests import CatalogRequest
 from laminar.node.fair.bulk import Bulk
 from laminar.node.host.clock import Clock
 from laminar.node.host.disk_space import DiskSpace

@@ -25,8 +25,7 @@ from laminar.batch import Header, build
 from laminar.http.api.problems import Problem
 from laminar.node.api.consumers import reclaim
 from laminar.node.catalog.controller import Controller
-from laminar.node.catalog.route_requests import BeginRouteRequest, RouteRequest
-from laminar.node.catalog.service import CatalogRequest
+from laminar.node.catalog.messages.requests import BeginRouteRequest, CatalogRequest, RouteRequest
 from laminar.node.partition.partition import Partition
 from laminar.node.transactions.participant import Batch, Participant
 from laminar.wire.key_route import Route, logical_of_key

@@ -10,7 +10,8 @@ import pytest
 
 from laminar.node.catalog import balancing
 from laminar.node.catalog.balancing import PAUSE_MS, ROUND_MS, ROUNDS
-from laminar.node.catalog.service import BalanceRequest, CatalogAnswer
+from laminar.node.catalog.messages.answers import CatalogAnswer
+from laminar.node.catalog.messages.requests import BalanceRequest
 from laminar.node.placement import load
 from tests.sim.clients import Client
 from tests.sim.scene import Scene

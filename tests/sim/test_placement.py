@@ -7,7 +7,12 @@ from typing import Any
 import pytest
 
 from laminar.node.catalog.controller import Controller
-from laminar.node.catalog.service import ConfirmRequest, DeleteTopicRequest, PlacementRequest, TopicRequest
+from laminar.node.catalog.messages.requests import (
+    ConfirmRequest,
+    DeleteTopicRequest,
+    PlacementRequest,
+    TopicRequest,
+)
 from laminar.node.transport.rpc import PeerLost
 from membership.catalog import NotCatalogLeader
 from membership.records import CatalogState

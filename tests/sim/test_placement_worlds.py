@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from laminar.node.catalog.controller import Controller
-from laminar.node.catalog.service import TopicRequest
+from laminar.node.catalog.messages.requests import TopicRequest
 from laminar.node.placement.preferred_leaders import transfer
 from membership.catalog import NotEnabled
 from membership.records import NodeRecord

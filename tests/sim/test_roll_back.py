@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from laminar.node.catalog import rollback_guard as module
-from laminar.node.catalog.service import TopicRequest
+from laminar.node.catalog.messages.requests import TopicRequest
 from laminar.node.consensus.replica import TERMS_FORGOTTEN
 from laminar.node.host.failed_logs import RestartToRecover
 from laminar.node.runtime.process import Process

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from laminar.http.api.problems import Problem
-from laminar.node.catalog.route_requests import BeginRouteRequest, RouteProgressRequest
-from laminar.node.catalog.service import CatalogAnswer, CatalogRequest
+from laminar.node.catalog.messages.answers import CatalogAnswer
+from laminar.node.catalog.messages.requests import BeginRouteRequest, CatalogRequest, RouteProgressRequest
 from membership.records import TopicRecord
 from tests.long_examples import long
 from tests.sim.routes import busy, options_of, simulate

@@ -6,7 +6,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from laminar.node.catalog.service import CatalogAnswer, CatalogRequest, ConfirmRequest, TopicRequest
+from laminar.node.catalog.messages.answers import CatalogAnswer
+from laminar.node.catalog.messages.requests import CatalogRequest, ConfirmRequest, TopicRequest
 from laminar.node.runtime.cluster_view import ViewMessage
 from tests.sim.machine import Machine
 from tests.sim.scene import Scene

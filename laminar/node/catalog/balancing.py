@@ -14,13 +14,12 @@ import logging
 from collections.abc import Collection
 from typing import Literal
 
-import msgspec
-
 from laminar.node.catalog.group import CatalogGroup
+from laminar.node.catalog.messages.answers import BalanceAnswer, NodeBalance
 from laminar.node.host.clock import Clock
 from laminar.node.host.settings import Settings
 from laminar.node.placement.balance import Decision, Move, Survey, allowed_at, deciding, scores_of, stale_pins
-from laminar.node.placement.load import HOTTEST, Load, LoadReport
+from laminar.node.placement.load import HOTTEST, LoadReport
 from laminar.node.placement.slices import in_slices
 from laminar.node.placement.wanted import Wanted
 from membership.records import CatalogState
@@ -44,28 +43,6 @@ PARTITION_REST_MS = 30 * 60_000
 OFF = "balance_threshold is 0: loads are not measured, and nothing moves by load"
 
 _HOUR_MS = 3_600_000
-
-
-class NodeBalance(msgspec.Struct, frozen=True):
-    """A node's load and score (its largest share of a measure; 1 is fair); None without a recent report."""
-
-    node: str
-    weight: float
-    load: Load | None = None
-    score: float | None = None
-    measure: str | None = None
-
-
-class BalanceAnswer(msgspec.Struct, frozen=True):
-    """The move that the balance would make next, or (with `done`) has just made, or the reason for none."""
-
-    threshold: float
-    hours: str
-    move: Literal["none", "swap_leaders", "pin", "unpin"]
-    partitions: list[str]
-    because: str
-    done: bool
-    nodes: list[NodeBalance]
 
 
 class Balancer:

@@ -27,9 +27,10 @@ from laminar.node.catalog.leader_duties import LeaderDuties
 from laminar.node.catalog.load_reports import REPORT_S, LoadReporter
 from laminar.node.catalog.local_replica import ANOTHER_NAME, LocalReplica
 from laminar.node.catalog.lost_majority_members import CatalogMembers
+from laminar.node.catalog.messages.requests import ConfirmRequest, NodeRequest, ReplicaRequest
 from laminar.node.catalog.node_directory import NodeDirectory
 from laminar.node.catalog.rollback_guard import NEWEST_COPY, RollbackGuard
-from laminar.node.catalog.service import CatalogService, ConfirmRequest, NodeRequest, ReplicaRequest
+from laminar.node.catalog.service import CatalogService
 from laminar.node.catalog.view_publisher import ViewPublisher
 from laminar.node.consensus.lost_majority import CHECK_S as RELEASE_CHECK_S
 from laminar.node.consensus.replica import Replica

@@ -9,7 +9,8 @@ import asyncio
 
 import msgspec
 
-from laminar.node.catalog.service import CatalogService, LoadRequest
+from laminar.node.catalog.messages.requests import LoadRequest
+from laminar.node.catalog.service import CatalogService
 from laminar.node.placement.load import LoadReport, merged
 from laminar.node.runtime.boot import Boot, Role
 from laminar.node.transport.transport import Transport, TransportError, UnixAddress

@@ -8,22 +8,18 @@ The rules in `membership.route_rules` decide once more, when the command is appl
 from __future__ import annotations
 
 import random
-from typing import Literal, Protocol
-
-import msgspec
+from typing import Protocol
 
 from laminar.node.catalog.group import CatalogGroup
+from laminar.node.catalog.messages.requests import BeginRouteRequest
 from laminar.node.catalog.node_directory import NodeDirectory
 from laminar.node.host.clock import Clock
 from laminar.node.placement.wanted import zones_of
 from membership.records import Pin, TopicRecord
 from membership.requests import (
     BeginChange,
-    CancelChange,
     CloseChange,
     PinPartition,
-    ReclaimPartition,
-    ReportSeal,
     Result,
 )
 from membership.route_rules import route_of
@@ -36,41 +32,6 @@ SYSTEM_TOPIC = "_transactions"
 
 ROUTE_OWNER = "route"
 """The owner of the pins of partitions that a change of a route keeps off some nodes."""
-
-
-class RouteRequest(msgspec.Struct, frozen=True, tag="route"):
-    """One step of a change of a topic's route, as `Catalog.change_route` performs it."""
-
-    step: CancelChange | ReportSeal | ReclaimPartition
-
-
-class BeginRouteRequest(msgspec.Struct, frozen=True, tag="begin_route"):
-    """Begin a change of a topic's route; `BeginChange` has the fields of the same names.
-
-    The catalog's leader places the outputs on nodes that are alive. If `avoid` names nodes, no output is
-    placed there, and the outputs are pinned to the chosen nodes, so that the planner moves none to an avoided
-    node later. With `force`, if the same change is already closing, it no longer waits for its seals.
-
-    Errors: `not_enabled` while a node's program does not know routes; `too_few_nodes` and `quota` as for the
-    creation of a topic; `in_progress` while another change of the topic is under way; `precondition_failed`
-    if `after` is not the version of the topic's route (`limit` is that version); `invalid`.
-    """
-
-    topic: str
-    after: int
-    inputs: list[int]
-    cuts: list[int]
-    order: Literal["strict", "weak"]
-    wait_ms: int
-    abandon: bool = False
-    force: bool = False
-    avoid: list[str] = []
-
-
-class RouteProgressRequest(msgspec.Struct, frozen=True, tag="route_progress"):
-    """Ask what the change of a topic's route waits for, and how the last one ended."""
-
-    topic: str
 
 
 class Refused(Exception):

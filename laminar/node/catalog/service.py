@@ -1,8 +1,6 @@
-"""Requests to the catalog, from any process of any node.
+"""The carrying out of requests to the catalog, from any process of any node.
 
 A request is carried out by the controller that leads group 0; any other controller forwards it, once.
-Requests and answers are msgpack structs, never pickled calls: only bytes from the group's own log reach
-PySyncObj's decoder.
 """
 
 from __future__ import annotations
@@ -14,37 +12,44 @@ from typing import Any
 
 import msgspec
 
-from laminar.node.catalog.balancing import BalanceAnswer, Balancer
+from laminar.node.catalog.balancing import Balancer
 from laminar.node.catalog.group import CatalogGroup
-from laminar.node.catalog.node_directory import NodeDirectory
-from laminar.node.catalog.route_requests import (
+from laminar.node.catalog.messages.answers import CatalogAnswer, decode_answer, encode_answer
+from laminar.node.catalog.messages.requests import (
+    AccessRequest,
+    BalanceRequest,
     BeginRouteRequest,
-    Refused,
+    CatalogRequest,
+    ChannelRequest,
+    ConfirmRequest,
+    DeleteTopicRequest,
+    LimitsRequest,
+    LoadRequest,
+    MadeRequest,
+    NodeRequest,
+    PlacementRequest,
+    RemovedRequest,
+    ReplicaRequest,
     RouteProgressRequest,
     RouteRequest,
-    RouteRequests,
+    TopicRequest,
+    TopicSettingsRequest,
+    decode_request,
+    encode_request,
 )
+from laminar.node.catalog.node_directory import NodeDirectory
+from laminar.node.catalog.route_requests import Refused, RouteRequests
 from laminar.node.consensus.driver import Driver
 from laminar.node.host.clock import Clock
-from laminar.node.placement.load import LoadReport
 from laminar.node.placement.wanted import belonging_weights, zones_of
 from laminar.node.routes.messages import RouteProgress
 from laminar.node.transport.rpc import PeerLost
 from laminar.node.transport.transport import Transport, TransportError
 from membership import channel_rules, credential_rules, limit_rules
-from membership.boot_history import BootRecord
 from membership.catalog import NotCatalogLeader, NotEnabled, OutcomeUnknown
-from membership.records import (
-    NodeRecord,
-    Setting,
-)
 from membership.requests import (
-    AccessStep,
     AlterTopic,
-    ChannelStep,
-    PlacementChange,
     RemoveNode,
-    ReplicaChange,
     Result,
 )
 from router import partition_hash, place
@@ -60,205 +65,6 @@ LEADER_RETRY_S = 0.05
 # which node leads. Each may take `ASK_OTHER_TIMEOUT_S` to answer.
 ASK_OTHERS_AFTER_S = 1.0
 ASK_OTHER_TIMEOUT_S = 1.0
-
-
-class TopicRequest(msgspec.Struct, frozen=True, tag="create_topic"):
-    """Create a topic; its placement is computed by the catalog's leader over the nodes alive.
-
-    Errors: `too_few_nodes` if fewer nodes are alive than `replicas`, unless `allow_fewer_replicas`; `quota`
-    if the cluster would have too many partitions, or the owner more than its limits allow.
-    """
-
-    name: str
-    partitions: int
-    replicas: int
-    settings: dict[str, Setting]
-    allow_fewer_replicas: bool = False
-    owner: str = ""
-    """The principal whose limits count the topic; empty: none."""
-
-
-class DeleteTopicRequest(msgspec.Struct, frozen=True, tag="delete_topic"):
-    """Delete a topic, if it still has this version; with None, in any version."""
-
-    name: str
-    version: int | None
-
-
-class TopicSettingsRequest(msgspec.Struct, frozen=True, tag="settings"):
-    """Change some of a topic's settings, if the topic still has this version; None removes a setting."""
-
-    name: str
-    changes: dict[str, Setting | None]
-    version: int
-
-
-class MadeRequest(msgspec.Struct, frozen=True, tag="made"):
-    """Report that a node has created its replicas of these groups, durably."""
-
-    node: str
-    store_id: bytes
-    groups: list[bytes]
-
-
-class RemovedRequest(msgspec.Struct, frozen=True, tag="removed"):
-    """Report that a node has deleted its replicas of these groups, whose topics were deleted."""
-
-    node: str
-    store_id: bytes
-    groups: list[bytes]
-
-
-class NodeRequest(msgspec.Struct, frozen=True, tag="node"):
-    """Register a node, or its new addresses. `former` are boot records of earlier starts (`RegisterNode`)."""
-
-    record: NodeRecord
-    former: list[BootRecord] = []
-
-
-class ConfirmRequest(msgspec.Struct, frozen=True, tag="confirm"):
-    """Ask for the present state of these groups: the leader confirms with a majority that it still leads.
-
-    The answer lists the groups in creation (`creating`) and the deleted ones (`deleted`); and, of the groups'
-    replicas, those still to be created (`joining`), those removed for good (`removed`), and those with which
-    a group goes on after an accepted loss (`kept`). Without groups it only has the catalog's newest version.
-    """
-
-    groups: list[bytes]
-
-
-class ReplicaRequest(msgspec.Struct, frozen=True, tag="replicas"):
-    """Perform one step of moving replicas from node to node."""
-
-    change: ReplicaChange
-
-
-class PlacementRequest(msgspec.Struct, frozen=True, tag="placement"):
-    """Perform one change of the wanted placement of nodes, topics or partitions, by an operator.
-
-    Errors: `not_enabled` while a node's program does not know the command; `node_in_use` if the node to be
-    removed is still used; `too_few_nodes` if a topic asks for more replicas than there are nodes for, unless
-    `allow_fewer_replicas`.
-    """
-
-    change: PlacementChange
-    allow_fewer_replicas: bool = False
-
-
-class LoadRequest(msgspec.Struct, frozen=True, tag="load"):
-    """Report a node's newest load to the catalog's leader, which keeps it in memory for the balance."""
-
-    report: LoadReport
-
-
-class BalanceRequest(msgspec.Struct, frozen=True, tag="balance"):
-    """Ask for the next move of the balance by load; with `act` it is carried out."""
-
-    act: bool = False
-
-
-class ChannelRequest(msgspec.Struct, frozen=True, tag="channel"):
-    """Create, change or delete a channel of a topic, as `Catalog.change_channel` does.
-
-    Errors: `not_enabled` while a node's program does not know channels; `quota` if the topic or the cluster
-    would have too many channels (`value` is that number).
-    """
-
-    step: ChannelStep
-
-
-class AccessRequest(msgspec.Struct, frozen=True, tag="access"):
-    """Create or revoke a credential, as `Catalog.change_access` does.
-
-    Errors: `not_enabled` while a node's program does not know credentials; `quota` if there would be too
-    many.
-    """
-
-    step: AccessStep
-
-
-class LimitsRequest(msgspec.Struct, frozen=True, tag="limits"):
-    """Replace a principal's limits if they still have this version, as `Catalog.change_limits` does.
-
-    Errors: `not_enabled` while a node's program does not know limits; `quota` if too many principals would
-    have limits of their own.
-    """
-
-    principal: str
-    limits: dict[str, int]
-    version: int
-
-
-CatalogRequest = (
-    TopicRequest
-    | DeleteTopicRequest
-    | TopicSettingsRequest
-    | MadeRequest
-    | RemovedRequest
-    | NodeRequest
-    | ConfirmRequest
-    | ReplicaRequest
-    | PlacementRequest
-    | LoadRequest
-    | BalanceRequest
-    | RouteRequest
-    | BeginRouteRequest
-    | RouteProgressRequest
-    | ChannelRequest
-    | AccessRequest
-    | LimitsRequest
-)
-
-
-class CatalogAnswer(msgspec.Struct, frozen=True):
-    """The answer to a request. `error` is empty, `no_leader`, `unknown` or a code of the HTTP error table."""
-
-    result: Result | None = None
-    error: str = ""
-    detail: str = ""
-    leader: str = ""
-    version: int = 0
-    creating: list[bytes] = []
-    deleted: list[bytes] = []
-    joining: list[int] = []
-    removed: list[int] = []
-    kept: list[int] = []
-    """Ids of the replicas that groups of the request go on with after an operator accepted a loss."""
-    voters: list[str] = []
-    """Of a `ConfirmRequest`: the nodes that vote in group 0."""
-    # Of the HTTP problem. With `too_few_nodes`: the replicas asked for, and the nodes that are alive (of a
-    # topic that is altered: that may hold replicas). With `quota`: the partitions or channels that there
-    # would be, and the most there may be.
-    value: int = 0
-    limit: int = 0
-    balance: BalanceAnswer | None = None
-    """Of a `BalanceRequest`."""
-    progress: RouteProgress | None = None
-    """Of a `RouteProgressRequest`."""
-    what: str = ""
-    """With `quota`, where it is a principal's: the name of its limit."""
-
-
-_answer_decoder = msgspec.msgpack.Decoder(CatalogAnswer)
-_encoder = msgspec.msgpack.Encoder()
-
-
-class _Envelope(msgspec.Struct, frozen=True, array_like=True):
-    passed_on: bool
-    request: CatalogRequest
-
-
-_envelope_decoder = msgspec.msgpack.Decoder(_Envelope)
-
-
-def encode_request(request: CatalogRequest, *, passed_on: bool = False) -> bytes:
-    """Return a request encoded for a call of a controller's `catalog` method."""
-    return _encoder.encode(_Envelope(passed_on, request))
-
-
-def decode_answer(payload: bytes) -> CatalogAnswer:
-    """Decode a controller's answer to a request."""
-    return _answer_decoder.decode(payload)
 
 
 def _doubted(answer: CatalogAnswer, lost: bool) -> CatalogAnswer:
@@ -309,13 +115,12 @@ class CatalogService:
     async def handle(self, payload: bytes) -> bytes:
         """Answer a call of the controller's `catalog` method."""
         try:
-            envelope = _envelope_decoder.decode(payload)
+            request, passed_on = decode_request(payload)
         except msgspec.ValidationError as error:
             # Of a node with a newer program; such requests are sent only once all nodes know them.
             detail = f"the program of node {self._directory.node!r} does not know this request ({error})"
-            return _encoder.encode(CatalogAnswer(error="not_enabled", detail=detail))
-        answer = await self.ask(envelope.request, passed_on=envelope.passed_on)
-        return _encoder.encode(answer)
+            return encode_answer(CatalogAnswer(error="not_enabled", detail=detail))
+        return encode_answer(await self.ask(request, passed_on=passed_on))
 
     async def ask(self, request: CatalogRequest, *, passed_on: bool = False) -> CatalogAnswer:
         """Carry out a request, here or at the node that leads; wait up to `LEADER_WAIT_S` for a leader.

@@ -12,13 +12,8 @@ from collections.abc import Callable
 import msgspec
 
 from laminar.http.api.problems import Problem
-from laminar.node.catalog.service import (
-    CatalogAnswer,
-    CatalogRequest,
-    ConfirmRequest,
-    decode_answer,
-    encode_request,
-)
+from laminar.node.catalog.messages.answers import CatalogAnswer, decode_answer
+from laminar.node.catalog.messages.requests import CatalogRequest, ConfirmRequest, encode_request
 from laminar.node.runtime.boot import CONTROLLER, Boot
 from laminar.node.runtime.cluster_view import GAP, View, ViewMessage, ViewUpdate
 from laminar.node.runtime.process import Method

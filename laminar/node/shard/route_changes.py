@@ -28,7 +28,7 @@ import msgspec
 
 from laminar.http.api.problems import Problem
 from laminar.log.disk.errors import StorageError
-from laminar.node.catalog.route_requests import RouteRequest
+from laminar.node.catalog.messages.requests import RouteRequest
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.state.succession import Input, OpenRecord, Output, SealRecord
 from laminar.node.routes import plan

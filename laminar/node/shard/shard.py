@@ -25,7 +25,8 @@ from laminar.log.disk.open_files import raise_open_file_limit
 from laminar.log.format.manifest import ReplicaEntry
 from laminar.log.recovery.node import LAYOUT_DOCUMENT, ShardLayout, shard_store
 from laminar.log.storage import Storage
-from laminar.node.catalog.service import CatalogAnswer, CatalogRequest
+from laminar.node.catalog.messages.answers import CatalogAnswer
+from laminar.node.catalog.messages.requests import CatalogRequest
 from laminar.node.catch_up.lagging import may_lag
 from laminar.node.catch_up.service import CHECK_S as CATCH_UP_CHECK_S
 from laminar.node.catch_up.service import CatchUp

@@ -14,7 +14,7 @@ import logging
 
 from laminar.http.api.problems import Problem
 from laminar.log.disk.errors import StorageError
-from laminar.node.catalog.route_requests import BeginRouteRequest
+from laminar.node.catalog.messages.requests import BeginRouteRequest
 from laminar.node.partition.partition import Partition
 from laminar.node.routes.cut_points import cuts_of, heaviest_part, sample, weights_of
 from laminar.node.routes.lineage import lineages_of, order_setting_of

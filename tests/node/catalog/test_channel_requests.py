@@ -10,7 +10,7 @@ import pytest
 
 import laminar
 from laminar.embedded import EmbeddedNode
-from laminar.node.catalog.service import ChannelRequest
+from laminar.node.catalog.messages.requests import ChannelRequest
 from membership import channel_rules
 from membership.records import ChannelRecord
 from membership.requests import CreateChannel, DeleteChannel, UpdateChannel

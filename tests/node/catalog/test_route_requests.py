@@ -12,8 +12,13 @@ import pytest
 import laminar
 from laminar.embedded import EmbeddedNode
 from laminar.node.catalog.controller import Controller
-from laminar.node.catalog.route_requests import BeginRouteRequest, RouteProgressRequest, RouteRequest
-from laminar.node.catalog.service import CatalogAnswer, CatalogRequest
+from laminar.node.catalog.messages.answers import CatalogAnswer
+from laminar.node.catalog.messages.requests import (
+    BeginRouteRequest,
+    CatalogRequest,
+    RouteProgressRequest,
+    RouteRequest,
+)
 from laminar.node.runtime.boot import CONTROLLER
 from laminar.node.transactions.coordinator import TOPIC as COORDINATORS
 from membership.requests import CancelChange

@@ -14,7 +14,7 @@ import pytest
 import laminar
 from laminar.batch import Header, build
 from laminar.embedded import EmbeddedNode
-from laminar.node.catalog.route_requests import BeginRouteRequest, RouteProgressRequest
+from laminar.node.catalog.messages.requests import BeginRouteRequest, RouteProgressRequest
 from laminar.node.partition.partition import Partition
 from laminar.node.shard import route_changes
 from laminar.node.shard.shard import Shard

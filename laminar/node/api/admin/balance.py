@@ -8,7 +8,7 @@ from laminar.http.api.documents import administration as documents
 from laminar.http.api.problems import Outcome, Problem
 from laminar.http.protocol.messages import Request, Response
 from laminar.node.api.common.services import ShardServices
-from laminar.node.catalog.service import BalanceRequest
+from laminar.node.catalog.messages.requests import BalanceRequest
 from laminar.node.transport.transport import TransportError
 
 

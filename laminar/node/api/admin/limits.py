@@ -16,7 +16,7 @@ from laminar.node.api.common.etags import changed, etag, names, required
 from laminar.node.api.common.json_body import json_body
 from laminar.node.api.common.placement_call import PlacementCall
 from laminar.node.api.common.services import ShardServices
-from laminar.node.catalog.service import LimitsRequest
+from laminar.node.catalog.messages.requests import LimitsRequest
 from laminar.node.transport.transport import TransportError
 from membership.limit_rules import owned_by
 from membership.records import ANY_PRINCIPAL, LimitRecord

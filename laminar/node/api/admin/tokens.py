@@ -20,7 +20,7 @@ from laminar.node.api.admin.seen_views import SeenViews
 from laminar.node.api.common.json_body import json_body
 from laminar.node.api.common.placement_call import PlacementCall
 from laminar.node.api.common.services import ShardServices
-from laminar.node.catalog.service import AccessRequest
+from laminar.node.catalog.messages.requests import AccessRequest
 from laminar.node.secret.keys import KEYS_SINCE
 from laminar.node.transport.transport import TransportError
 from membership.records import CredentialRecord, Grant

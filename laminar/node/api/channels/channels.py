@@ -27,7 +27,8 @@ from laminar.node.api.common.placement_call import PlacementCall
 from laminar.node.api.common.query import integer, next_link
 from laminar.node.api.common.services import ShardServices, check_enabled
 from laminar.node.api.consumers.cursor_steps import CursorSteps
-from laminar.node.catalog.service import CatalogAnswer, ChannelRequest
+from laminar.node.catalog.messages.answers import CatalogAnswer
+from laminar.node.catalog.messages.requests import ChannelRequest
 from laminar.node.transport.transport import TransportError
 from laminar.wire.channels import (
     CURSOR_START_SINCE,

@@ -27,7 +27,7 @@ from laminar.node.api.cluster.replica_status import ReplicaState, ReplicaStatus
 from laminar.node.api.common.forwarding import Exchange
 from laminar.node.api.common.services import ShardServices
 from laminar.node.api.common.topic_lookup import TopicLookup
-from laminar.node.catalog.service import ReplicaRequest
+from laminar.node.catalog.messages.requests import ReplicaRequest
 from laminar.node.consensus.replica import Replica
 from laminar.node.placement.wanted import Wanted
 from laminar.node.transport.transport import Peer, TransportError

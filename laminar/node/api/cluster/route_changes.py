@@ -22,8 +22,13 @@ from laminar.node.api.common.placement_call import PlacementCall
 from laminar.node.api.common.query import integer
 from laminar.node.api.common.services import ShardServices
 from laminar.node.api.common.topic_lookup import TopicLookup
-from laminar.node.catalog.route_requests import BeginRouteRequest, RouteProgressRequest, RouteRequest
-from laminar.node.catalog.service import CatalogAnswer, CatalogRequest
+from laminar.node.catalog.messages.answers import CatalogAnswer
+from laminar.node.catalog.messages.requests import (
+    BeginRouteRequest,
+    CatalogRequest,
+    RouteProgressRequest,
+    RouteRequest,
+)
 from laminar.node.routes.lineage import order_setting_of
 from laminar.node.routes.messages import RouteProgress
 from laminar.node.transport.transport import TransportError

@@ -28,8 +28,8 @@ from laminar.node.api.common.query import flag, integer, next_link, one_of
 from laminar.node.api.common.services import ShardServices, check_enabled
 from laminar.node.api.common.slices import in_slices
 from laminar.node.api.common.topic_lookup import TopicLookup
-from laminar.node.catalog.service import (
-    CatalogAnswer,
+from laminar.node.catalog.messages.answers import CatalogAnswer
+from laminar.node.catalog.messages.requests import (
     CatalogRequest,
     DeleteTopicRequest,
     TopicRequest,

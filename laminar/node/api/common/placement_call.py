@@ -12,7 +12,8 @@ from collections.abc import Callable
 
 from laminar.http.api.problems import Problem
 from laminar.node.api.common.services import ShardServices
-from laminar.node.catalog.service import CatalogAnswer, ConfirmRequest, PlacementRequest
+from laminar.node.catalog.messages.answers import CatalogAnswer
+from laminar.node.catalog.messages.requests import ConfirmRequest, PlacementRequest
 from laminar.node.transport.transport import TransportError
 from membership.requests import PlacementChange, Result
 

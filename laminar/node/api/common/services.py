@@ -16,7 +16,8 @@ from typing import Any, Protocol, TypeVar
 from laminar.http.api.problems import Problem
 from laminar.http.protocol.flows import Turns
 from laminar.log.format.manifest import ReplicaEntry
-from laminar.node.catalog.service import CatalogAnswer, CatalogRequest
+from laminar.node.catalog.messages.answers import CatalogAnswer
+from laminar.node.catalog.messages.requests import CatalogRequest
 from laminar.node.channels.deliveries import Deliveries
 from laminar.node.consensus.replica import Replica
 from laminar.node.delay.publishers import Publishers

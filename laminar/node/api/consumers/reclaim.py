@@ -37,7 +37,7 @@ from laminar.node.api.common.leader_call import STEP, LeaderCall
 from laminar.node.api.common.services import ShardServices
 from laminar.node.api.common.topic_lookup import TopicLookup
 from laminar.node.api.consumers.cursor_steps import CursorRequest, CursorSteps
-from laminar.node.catalog.route_requests import RouteRequest
+from laminar.node.catalog.messages.requests import RouteRequest
 from laminar.node.partition.cursor_commands import is_rewind
 from laminar.node.partition.partition import Partition
 from laminar.node.routes import lineage

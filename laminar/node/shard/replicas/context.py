@@ -10,7 +10,8 @@ from laminar.http.api.problems import Problem
 from laminar.log.disk.errors import StorageError
 from laminar.log.format.manifest import ReplicaEntry
 from laminar.log.storage import Storage
-from laminar.node.catalog.service import CatalogAnswer, CatalogRequest
+from laminar.node.catalog.messages.answers import CatalogAnswer
+from laminar.node.catalog.messages.requests import CatalogRequest
 from laminar.node.consensus.driver import Driver
 from laminar.node.consensus.peer_repair import PeerRepair
 from laminar.node.host.clock import Clock

@@ -16,7 +16,7 @@ import msgspec
 
 from laminar.log.disk.errors import DiskError, LogRemoved, ReplicaStopped, StorageClosed, StorageError
 from laminar.log.format.manifest import ReplicaEntry
-from laminar.node.catalog.service import ConfirmRequest, MadeRequest, RemovedRequest
+from laminar.node.catalog.messages.requests import ConfirmRequest, MadeRequest, RemovedRequest
 from laminar.node.consensus.raft_wire import ConfigurationRecord
 from laminar.node.consensus.replica import initial_frame
 from laminar.node.partition.flush_policy import policy_of

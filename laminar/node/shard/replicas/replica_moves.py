@@ -24,7 +24,7 @@ import msgspec
 from laminar.http.api.problems import Problem
 from laminar.log.disk.errors import StorageClosed, StorageError
 from laminar.log.format.manifest import ReplicaEntry
-from laminar.node.catalog.service import ConfirmRequest, ReplicaRequest
+from laminar.node.catalog.messages.requests import ConfirmRequest, ReplicaRequest
 from laminar.node.consensus.raft_wire import ConfigurationRecord
 from laminar.node.partition.partition import Partition
 from laminar.node.partition.receipts import Receipt

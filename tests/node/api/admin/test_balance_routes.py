@@ -9,8 +9,8 @@ from laminar.http.api.problems import Problem
 from laminar.http.protocol.messages import Request
 from laminar.http.protocol.request_head import RequestHead
 from laminar.node.api.admin.balance import BalanceRoutes
-from laminar.node.catalog.balancing import BalanceAnswer, NodeBalance
-from laminar.node.catalog.service import BalanceRequest, CatalogAnswer, CatalogRequest
+from laminar.node.catalog.messages.answers import BalanceAnswer, CatalogAnswer, NodeBalance
+from laminar.node.catalog.messages.requests import BalanceRequest, CatalogRequest
 from laminar.node.placement.load import Load
 from laminar.node.transport.transport import TransportError
 from tests.node.services import Services

@@ -16,7 +16,8 @@ from laminar.node.api.admin.operations import UnderWay
 from laminar.node.api.admin.partitions import PlacementRoutes
 from laminar.node.api.common.placement_call import PlacementCall
 from laminar.node.api.common.topic_lookup import TopicLookup
-from laminar.node.catalog.service import CatalogAnswer, CatalogRequest, ConfirmRequest
+from laminar.node.catalog.messages.answers import CatalogAnswer
+from laminar.node.catalog.messages.requests import CatalogRequest, ConfirmRequest
 from laminar.node.transport.transport import TransportError
 from membership.placement_rules import change_placement
 from membership.requests import AlterNode, ChangePlacement

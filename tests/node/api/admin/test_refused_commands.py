@@ -11,7 +11,7 @@ import laminar
 from laminar.embedded import EmbeddedNode
 from laminar.node.catalog import controller, service
 from laminar.node.catalog.controller import Controller
-from laminar.node.catalog.service import NodeRequest
+from laminar.node.catalog.messages.requests import NodeRequest
 from laminar.node.runtime.boot import CONTROLLER
 from membership.catalog import CODE_VERSION
 from membership.records import NodeRecord

@@ -7,7 +7,8 @@ from msgspec.structs import replace
 
 from laminar.http.api.problems import Problem
 from laminar.node.api.common.placement_call import ATTEMPTS, PlacementCall
-from laminar.node.catalog.service import CatalogAnswer, CatalogRequest, PlacementRequest
+from laminar.node.catalog.messages.answers import CatalogAnswer
+from laminar.node.catalog.messages.requests import CatalogRequest, PlacementRequest
 from laminar.node.transport.transport import TransportError
 from membership.placement_rules import change_placement
 from membership.records import CatalogState

@@ -15,8 +15,8 @@ import laminar
 from laminar.http.api.problems import Problem
 from laminar.node.api.consumers import reclaim
 from laminar.node.api.consumers.cursor_steps import CursorRequest
-from laminar.node.catalog.route_requests import RouteRequest
-from laminar.node.catalog.service import CatalogAnswer, CatalogRequest
+from laminar.node.catalog.messages.answers import CatalogAnswer
+from laminar.node.catalog.messages.requests import CatalogRequest, RouteRequest
 from laminar.node.partition.partition import Partition
 from laminar.node.transport.transport import TransportError
 from tests.node.api.consumers.changed import TOPIC, ChangedNode, changed_node, until

@@ -9,7 +9,7 @@ import msgspec
 
 from laminar.http.api.problems import Problem
 from laminar.log import Storage
-from laminar.node.catalog.service import CatalogAnswer
+from laminar.node.catalog.messages.answers import CatalogAnswer
 from laminar.node.consensus.lost_majority import LogEnd, Releases
 from laminar.node.host.clock import Clock
 from laminar.node.shard.replicas.lost_manifest import LostManifest, recorded_here

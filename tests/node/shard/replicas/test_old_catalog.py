@@ -12,7 +12,8 @@ import pytest
 from msgspec.structs import replace
 
 from laminar.log import DiskError, Storage
-from laminar.node.catalog.service import CatalogAnswer, ConfirmRequest
+from laminar.node.catalog.messages.answers import CatalogAnswer
+from laminar.node.catalog.messages.requests import ConfirmRequest
 from laminar.node.catch_up.service import CatchUp
 from laminar.node.shard.replicas.reconcile import Reconciler
 from laminar.node.shard.replicas.replica_moves import EMPTY, ReplicaMover

@@ -10,7 +10,8 @@ import pytest
 from msgspec.structs import replace
 
 from laminar.http.api.problems import Problem
-from laminar.node.catalog.service import CatalogAnswer, ReplicaRequest
+from laminar.node.catalog.messages.answers import CatalogAnswer
+from laminar.node.catalog.messages.requests import ReplicaRequest
 from laminar.node.consensus.raft_wire import ConfigurationRecord
 from laminar.node.runtime.cluster_view import View, ViewMessage
 from laminar.node.shard.replicas.replica_moves import Observed, ReplicaMover, next_step

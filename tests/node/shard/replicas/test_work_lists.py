@@ -10,7 +10,8 @@ from msgspec.structs import replace
 
 from laminar.log.disk.errors import DiskError
 from laminar.log.format.manifest import ReplicaEntry
-from laminar.node.catalog.service import CatalogAnswer, ConfirmRequest
+from laminar.node.catalog.messages.answers import CatalogAnswer
+from laminar.node.catalog.messages.requests import ConfirmRequest
 from laminar.node.partition.context import PartitionContext
 from laminar.node.partition.flush_policy import policy_of
 from laminar.node.runtime.cluster_view import View, ViewMessage, ViewUpdate
