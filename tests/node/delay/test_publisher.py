@@ -26,8 +26,8 @@ from laminar.node.partition.receipts import Receipt
 from laminar.node.partition.retention import Retention, Rules
 from laminar.node.partition.state.delayed_records import CANCELLED
 from tests.node.alone import lone_partition
+from tests.node.partition.seals import SEAL
 from tests.node.partition.test_retention import At, fill, settled_start
-from tests.node.partition.test_seal import SEAL
 
 
 def now_ms() -> int:

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from laminar.log.format.flush_policy import FlushPolicy
+from tests.node.partition.seals import SEAL
 from tests.node.partition.test_retention import HOUR_MS
-from tests.node.partition.test_seal import SEAL
 from tests.node.trio import Trio, batch, send, trio
 
 HOURS = FlushPolicy(interval_ms=HOUR_MS, interval_records=0)

@@ -20,7 +20,7 @@ from raft.values import Place
 from tests.disks.fault_disk import FaultDisk
 from tests.log.histories import open_inline
 from tests.node.alone import values
-from tests.node.partition.test_seal import SEAL, asked, kinds, staged
+from tests.node.partition.seals import SEAL, asked, kinds, staged
 from tests.node.trio import VOTERS, batch
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from laminar.node.routes import lineage
 from membership.records import CatalogState, Seal
 from membership.requests import CloseChange, ReclaimPartition, ReportSeal
-from tests.membership.test_route_rules import begin, do, made, topic, under_way, with_topic
+from tests.membership.routes import begin, do, made, topic, under_way, with_topic
 
 
 def seal_all(state: CatalogState) -> CatalogState:

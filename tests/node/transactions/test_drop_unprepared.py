@@ -12,7 +12,7 @@ from laminar.node.partition.partition import Partition
 from laminar.node.transactions.participant import Batch, Participant
 from laminar.node.transactions.uploads import Uploads
 from tests.node.alone import lone_partition, values
-from tests.node.partition.test_seal import SEAL
+from tests.node.partition.seals import SEAL
 
 PREPARED = Batch(sink=b"p" * 16, number=1, epoch=1)
 STAGED = Batch(sink=b"s" * 16, number=1, epoch=1)

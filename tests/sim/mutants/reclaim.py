@@ -46,7 +46,7 @@ RECLAIMS = [
         "membership.route_rules:reclaim_partition",
         "if before:",
         "if False:",
-        tests=("tests/membership/test_route_rules.py",),
+        tests=("tests/membership/test_route_rules.py", "tests/membership/test_any_route_steps.py"),
         tests_only=True,
     ),
     case(

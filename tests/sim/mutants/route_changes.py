@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.sim.mutants.case import case
 
-RULES = ("tests/membership/test_route_rules.py",)
+RULES = ("tests/membership/test_route_rules.py", "tests/membership/test_any_route_steps.py")
 
 _RULES = "membership.route_rules:"
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from tests.sim.mutants.case import case
 
+SEAL = ("tests/node/partition/test_seal.py", "tests/node/partition/test_seal_replicated.py")
+
 _SHARD = "laminar.node.shard.route_changes:"
 
 ROUTE_STEPS = [
@@ -40,7 +42,7 @@ ROUTE_STEPS = [
         "laminar.node.partition.context:PartitionContext.final_seal",
         "self.log.policy.is_interval and ",
         "False and ",
-        tests=("tests/node/partition/test_seal.py",),
+        tests=SEAL,
         tests_only=True,
     ),
     case(
@@ -48,7 +50,7 @@ ROUTE_STEPS = [
         "laminar.node.partition.partition:Partition.led",
         "self.doubt()",
         "pass",
-        tests=("tests/node/partition/test_seal.py", "tests/sim/test_routes.py"),
+        tests=(*SEAL, "tests/sim/test_routes.py"),
         tests_only=True,
     ),
     case(

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from tests.sim.mutants.case import case
 
-SEAL = ("tests/node/partition/test_seal.py", "tests/node/partition/test_seal_schedules.py")
+SEAL = (
+    "tests/node/partition/test_seal.py",
+    "tests/node/partition/test_seal_replicated.py",
+    "tests/node/partition/test_seal_schedules.py",
+)
 TABLE = ("tests/node/partition/state/test_succession.py",)
 DERIVED = ("tests/node/partition/test_snapshot.py",)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from laminar.node.api.cluster.key_routes import change_document
 from membership.requests import ReclaimPartition
-from tests.membership.test_route_rules import begin, do, topic, under_way, with_topic
+from tests.membership.routes import begin, do, topic, under_way, with_topic
 from tests.node.routes.test_lineage import seal_all
 
 

@@ -7,7 +7,7 @@ import pytest
 from laminar.http.api.problems import Problem
 from laminar.node.api.common.topic_lookup import TopicLookup
 from laminar.node.runtime.cluster_view import View, ViewMessage
-from tests.membership.test_route_rules import with_topic
+from tests.membership.routes import with_topic
 
 
 def lookup(*, confirmed: bool) -> TopicLookup:

@@ -18,7 +18,7 @@ from laminar.node.delay.publishers import Publishers
 from laminar.node.partition.state.delayed_records import CANCELLED
 from laminar.wire.delayed import DelayedId, id_of
 from membership.requests import ReclaimPartition
-from tests.membership.test_route_rules import do
+from tests.membership.routes import do
 from tests.node.api.records.routed import Routed, opened
 from tests.node.services import exchange
 

@@ -40,7 +40,7 @@ from laminar.node.shard.catalog_link import ViewWaits
 from laminar.node.transport.transport import Transport
 from membership.records import CatalogState, NodeRecord, RouteChange, Seal
 from membership.requests import CloseChange, ReportSeal
-from tests.membership.test_route_rules import begin, do, made, topic, under_way, with_topic
+from tests.membership.routes import begin, do, made, topic, under_way, with_topic
 from tests.node.alone import SMALL, add_partition, values
 from tests.node.services import Services, exchange, unix_name
 

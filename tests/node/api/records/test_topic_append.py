@@ -19,7 +19,7 @@ from laminar.node.api.records import topic_append
 from laminar.node.partition import producer_progress
 from laminar.wire.key_route import LOGICAL_PARTITIONS, logical_of_key
 from membership.requests import CloseChange
-from tests.membership.test_route_rules import begin, do, made, under_way
+from tests.membership.routes import begin, do, made, under_way
 from tests.node.api.records.routed import Routed, opened, problem_of
 
 HOUR_MS = 3_600_000
