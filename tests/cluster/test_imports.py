@@ -10,6 +10,7 @@ import pytest
 
 import laminar
 from laminar.client.backup.export import export_topic
+from laminar.client.backup.folder import Folder
 from laminar.client.backup.manifest import Manifest
 from laminar.client.backup.restore import import_topic, plan_import
 from laminar.client.client import connect
@@ -21,7 +22,7 @@ from tests.cluster.load import converged
 def exported(url: str, topic: str, folder: Path) -> Manifest:
     async def run() -> Manifest:
         async with connect(url, timeout=60) as client:
-            return (await export_topic(client.session, topic, folder, file_bytes=20_000))[0]
+            return (await export_topic(client.session, topic, Folder(folder), file_bytes=20_000))[0]
 
     return asyncio.run(run())
 
@@ -36,7 +37,7 @@ def test_replicas_begin_alike_though_one_was_away(
         topic.delete_before(30, partition=0)
     manifest = exported(cluster.urls[0], "t", tmp_path / "a")
     assert [(30, 50), (0, 50)] == [(each.start_offset, each.end_offset) for each in manifest.partitions]
-    _, name, import_id = plan_import(tmp_path / "a", "back")
+    _, name, import_id = plan_import(Folder(tmp_path / "a"), "back")
     call, gone = Session.call, False
 
     async def with_a_node_gone(session: Session, method: str, target: str, **more: Any) -> Any:
@@ -48,7 +49,7 @@ def test_replicas_begin_alike_though_one_was_away(
 
     async def run() -> None:
         async with connect(cluster.urls[:2], timeout=60) as client:
-            await import_topic(client.session, tmp_path / "a", manifest, name, import_id)
+            await import_topic(client.session, Folder(tmp_path / "a"), manifest, name, import_id)
 
     monkeypatch.setattr(Session, "call", with_a_node_gone)
     asyncio.run(run())

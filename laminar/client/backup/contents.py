@@ -5,9 +5,9 @@ They are the same in each run of an import, so a second run sends exactly what t
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from laminar.batch import Batch, Buffer, Header, build
@@ -15,7 +15,7 @@ from laminar.batch.dated import dated
 from laminar.batch.header import HEADER_SIZE, set_producer
 from laminar.batch.large_record import CRC_HEADER, SIZE_HEADER, build_stub, checksum_of, size_of
 from laminar.checksum import crc32c
-from laminar.client.backup.folder import READ_BYTES, check_file, frames_of, open_plain
+from laminar.client.backup.files import READ_BYTES, compare, frames_of, missing
 from laminar.client.backup.manifest import (
     LastBatch,
     Manifest,
@@ -24,6 +24,7 @@ from laminar.client.backup.manifest import (
     value_name,
     wrong,
 )
+from laminar.client.backup.place import Place
 
 EPOCH = 0
 
@@ -52,7 +53,7 @@ class Part:
 
 
 def parts_of(
-    path: Path, partition: PartitionBackup, *, producer_id: bytes, most_bytes: int, most_records: int
+    place: Place, partition: PartitionBackup, *, producer_id: bytes, most_bytes: int, most_records: int
 ) -> Iterator[Part]:
     """Yield all parts of a partition in order; a batch over `most_bytes` decompressed bytes is divided.
 
@@ -62,7 +63,7 @@ def parts_of(
     values = {each.offset: each for each in partition.values}
     sequence = 0
     for file in partition.files:
-        for frame, header in frames_of(path, file.name, at=file.first_offset):
+        for frame, header in frames_of(place, file.name, at=file.first_offset):
             batch = Batch(frame, verified=True)
             if batch.is_large:
                 yield Part(
@@ -142,45 +143,54 @@ def _cells(batch: Batch) -> dict[str, Any]:
     }
 
 
-def check(path: Path, manifest: Manifest) -> None:
+def check(place: Place, manifest: Manifest) -> None:
     """Read all files of a backup, and compare them with the manifest and the checksums in the records.
 
     Raises:
         Error: (`damaged`) a file is missing, differs from what the export wrote, or lacks records.
     """
     for partition in manifest.partitions:
-        for each in partition.files:
-            check_file(path, each)
-        for value in partition.values:
-            check_file(path, value)
         values = {each.offset: each for each in partition.values}
         last: Header | None = None
         for file in partition.files:
-            where, at = str(path / file.name), file.first_offset
-            for frame, last in frames_of(path, file.name, at=at):
-                batch, at = Batch(frame, verified=True), last.next_offset
-                if batch.is_large:
-                    _check_value(path, values.pop(batch.base_offset, None), batch, partition.partition)
+            where, at = place.path_of(file.name), file.first_offset
+            digest, size = hashlib.sha256(), 0
+            try:
+                for frame, last in frames_of(place, file.name, at=at):
+                    digest.update(frame)
+                    size += len(frame)
+                    batch, at = Batch(frame, verified=True), last.next_offset
+                    if batch.is_large:
+                        _check_value(place, values.pop(batch.base_offset, None), batch, partition.partition)
+            except FileNotFoundError:
+                raise missing(place, file) from None
+            compare(place, file, size, digest.hexdigest())
             if at != file.next_offset:
                 raise wrong(where, "next_offset", at, file.next_offset)
         if values:
-            raise wrong(str(path), "values", sorted(values)[:20], "those of large records")
+            raise wrong(str(place), "values", sorted(values)[:20], "those of large records")
         found = None
         if last is not None:
             found = LastBatch(last.base_offset, last.index, last.term, f"{last.header_crc:08x}")
         if found != partition.last_batch:
             raise wrong(
-                str(path), f"partitions.{partition.partition}.last_batch", found, partition.last_batch
+                str(place), f"partitions.{partition.partition}.last_batch", found, partition.last_batch
             )
 
 
-def _check_value(path: Path, value: ValueFile | None, stub: Batch, partition: int) -> None:
+def _check_value(place: Place, value: ValueFile | None, stub: Batch, partition: int) -> None:
     name = value_name(partition, stub.base_offset)
     if value is None:
-        raise wrong(str(path / name), "file", "missing", f"{size_of(stub)} bytes")
-    checksum = 0
-    with open_plain(path, name) as file:
-        while data := file.read(READ_BYTES):
-            checksum = crc32c(data, checksum)
+        raise wrong(place.path_of(name), "file", "missing", f"{size_of(stub)} bytes")
+    digest, size, checksum = hashlib.sha256(), 0, 0
+    try:
+        with place.open(name) as file:
+            while data := file.read(READ_BYTES):
+                digest.update(data)
+                size += len(data)
+                checksum = crc32c(data, checksum)
+    except FileNotFoundError:
+        raise missing(place, value) from None
+    compare(place, value, size, digest.hexdigest())
     if (value.bytes, checksum) != (size_of(stub), checksum_of(stub)):
-        raise wrong(str(path / name), "crc32c", f"{checksum:08x}", f"{checksum_of(stub):08x}")
+        raise wrong(place.path_of(name), "crc32c", f"{checksum:08x}", f"{checksum_of(stub):08x}")

@@ -1,7 +1,7 @@
-"""The export of a topic to a folder: the batches of each partition as they are stored, then a manifest.
+"""The export of a topic: the batches of each partition as they are stored, then a manifest.
 
-An export continues where the folder ends, whether an earlier export was killed or completed last week: so
-backups are incremental. First it compares the folder's last batch with the topic. So it finds out that the
+An export continues where the backup ends, whether an earlier export was killed or completed last week: so
+backups are incremental. First it compares the backup's last batch with the topic. So it finds out that the
 log has lost that batch, or that the topic was created again, before anything is written.
 """
 
@@ -11,16 +11,17 @@ import asyncio
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
+
+import msgspec
 
 from laminar.batch import Batch, Buffer, Header, split_headers
 from laminar.batch.header import verify_body
 from laminar.batch.large_record import checksum_of, size_of
 from laminar.checksum import crc32c
 from laminar.client.backup.contents import plain_bytes
-from laminar.client.backup.folder import READ_BYTES, BackupFolder, frames_of, open_plain
+from laminar.client.backup.files import READ_BYTES, frames_of, manifest_of
 from laminar.client.backup.forms import Sink, check_form, encode, open_sink
 from laminar.client.backup.manifest import (
     ENDINGS,
@@ -31,11 +32,12 @@ from laminar.client.backup.manifest import (
     Manifest,
     PartitionBackup,
     ValueFile,
-    records_name,
     value_name,
     wrong,
 )
+from laminar.client.backup.manifest import encode as encode_manifest
 from laminar.client.backup.parallel import for_each, in_thread
+from laminar.client.backup.place import Place
 from laminar.client.consume.large_values import Value
 from laminar.client.errors import ConfigError, Error, OffsetExpired, Unavailable
 from laminar.client.net.session import Session, topic_path
@@ -61,7 +63,7 @@ class Exported:
 
 @dataclass(slots=True)
 class _Held:
-    """The part of one partition that the folder has already; `id` is the partition's id, "" if none yet."""
+    """The part of one partition that the backup has already; `id` is the partition's id, "" if none yet."""
 
     partition: int
     id: str = ""
@@ -83,44 +85,53 @@ class _Bounds:
 async def export_topic(
     session: Session,
     topic: str,
-    path: Path,
+    place: Place,
     *,
     form: Form = "batch",
     file_bytes: int | None = None,
     progress: Callable[[Exported], None] = lambda done: None,
 ) -> tuple[Manifest, Exported]:
-    """Add the topic's new records to the backup in the folder `path`; return its manifest and the progress.
+    """Add the topic's new records to the backup at `place`; return its manifest and the progress.
 
     Raises:
         Error: (`gap`) retention has removed records that the backup lacks; (`diverged`) the topic is no
             longer the one that the backup was taken from; (`damaged`) records cannot be read, or files have
             other content than was written. The manifest is then unchanged. Else as `Session.call`.
-        OSError: the folder cannot be written.
+        OSError: the folder, or that of temporary files, cannot be written.
     """
     check_form(form)
-    with BackupFolder(path) as folder:
-        known = folder.manifest()
-        if known is not None and known.topic != topic:
-            raise ConfigError(
-                f"{path} is a backup of topic {known.topic!r}",
-                code="another_topic",
-                field="to",
-                value=str(path),
-                limit=known.topic,
-            )
-        if known is not None and known.form != form:
-            raise ConfigError(
-                f"{path} is a backup of form {known.form}",
-                code="another_form",
-                field="format",
-                value=form,
-                limit=known.form,
-            )
-        export = _Export(session, topic, folder, form, file_bytes or FILE_BYTES, progress)
+    try:
+        await in_thread(place.begin)
+        known = await in_thread(manifest_of, place)
+        _check_known(known, place, topic, form)
+        export = _Export(session, topic, place, form, file_bytes or FILE_BYTES, progress)
         manifest = await export.run(known)
-        if manifest != known:
-            await in_thread(folder.put_manifest, manifest)
+        is_known = known is not None and msgspec.structs.replace(manifest, export=known.export) == known
+        if not is_known or place.has_dropped:
+            await in_thread(place.put_manifest, encode_manifest(manifest))
         return manifest, export.done
+    finally:
+        place.end()
+
+
+def _check_known(known: Manifest | None, place: Place, topic: str, form: Form) -> None:
+    """Refuse to add to a backup of another topic, or in another form."""
+    if known is not None and known.topic != topic:
+        raise ConfigError(
+            f"{place} is a backup of topic {known.topic!r}",
+            code="another_topic",
+            field="to",
+            value=str(place),
+            limit=known.topic,
+        )
+    if known is not None and known.form != form:
+        raise ConfigError(
+            f"{place} is a backup of form {known.form}",
+            code="another_form",
+            field="format",
+            value=form,
+            limit=known.form,
+        )
 
 
 class _Export:
@@ -130,7 +141,7 @@ class _Export:
         self,
         session: Session,
         topic: str,
-        folder: BackupFolder,
+        place: Place,
         form: Form,
         file_bytes: int,
         progress: Callable[[Exported], None],
@@ -138,7 +149,7 @@ class _Export:
         self._session = session
         self._topic = topic
         self._path = topic_path(topic)
-        self._folder = folder
+        self._place = place
         self._form = form
         self._file_bytes = file_bytes
         self._progress = progress
@@ -181,6 +192,7 @@ class _Export:
             delayed=await self._delayed(),
             partitions=sorted((*exported, *gone), key=lambda each: each.partition),
             form=self._form,
+            export="" if self._form == "batch" else self._place.export,
         )
 
     async def _about(self) -> dict[str, Any]:
@@ -225,23 +237,29 @@ class _Export:
         return _Bounds(partition, id_, start, end)
 
     async def _held(self, partition: int, known: PartitionBackup | None) -> _Held:
-        """Return what the folder has of a partition: in the manifest, and in files of a killed export."""
+        """Return what the backup has of a partition: in the manifest, and in files of a killed export."""
         held = _Held(partition)
         if known is not None:
             held.id, held.start, held.end = known.id, known.start_offset, known.end_offset
             held.last = known.last_batch
             held.files, held.values = list(known.files), list(known.values)
             self._check_there(known)
-        for offset, name in self._folder.names(partition, ENDINGS[self._form]):
-            if known is not None and offset < known.end_offset:
+        listed = {file.name for file in held.files}
+        for offset, name in self._place.names(partition, ENDINGS[self._form]):
+            if name in listed:
+                continue
+            is_shared = self._place.export != ""
+            if offset < held.end and (self._form == "batch" or not is_shared):
                 continue
             if self._form != "batch":  # its records can't be compared with the topic's: written again
-                self._folder.remove(name)
+                self._place.drop(name)
                 continue
             if held.start is None:
                 held.start = held.end = offset
+            if offset != held.end and is_shared:
+                continue  # of another export, which began elsewhere
             if offset != held.end:
-                raise wrong(str(self._folder.path / name), "first_offset", offset, held.end)
+                raise wrong(self._place.path_of(name), "first_offset", offset, held.end)
             await in_thread(self._take, held, name)
         return held
 
@@ -251,15 +269,14 @@ class _Export:
             *((file.name, file.bytes) for file in known.files),
             *((value.name, value.bytes) for value in known.values),
         ]:
-            place = self._folder.path / name
-            found = place.stat().st_size if place.exists() else "missing"
+            found = self._place.size_of(name)
             if found != size:
-                raise wrong(str(place), "bytes", found, size)
+                raise wrong(self._place.path_of(name), "bytes", "missing" if found is None else found, size)
 
     def _take(self, held: _Held, name: str) -> None:
         """Add a complete file to `held`, which a killed export wrote and no manifest names yet."""
         digest, size, first = hashlib.sha256(), 0, held.end
-        for frame, header in frames_of(self._folder.path, name, at=held.end):
+        for frame, header in frames_of(self._place, name, at=held.end):
             digest.update(frame)
             size += len(frame)
             batch = Batch(frame, verified=True)
@@ -267,16 +284,16 @@ class _Export:
                 held.values.append(self._value_file(held.partition, batch))
             held.end, held.last = header.next_offset, _last(header)
         if held.end == first:
-            raise wrong(str(self._folder.path / name), "bytes", size, "batches")
+            raise wrong(self._place.path_of(name), "bytes", size, "batches")
         held.files.append(BatchFile(name, size, digest.hexdigest(), first, held.end))
 
     def _value_file(self, partition: int, stub: Batch) -> ValueFile:
         """Return the entry of the file with a large record's value. Raises `Error` if the file is wrong."""
         name = value_name(partition, stub.base_offset)
-        where = str(self._folder.path / name)
+        where = self._place.path_of(name)
         digest, size, checksum = hashlib.sha256(), 0, 0
         try:
-            with open_plain(self._folder.path, name) as file:
+            with self._place.open(name) as file:
                 while data := file.read(READ_BYTES):
                     digest.update(data)
                     size += len(data)
@@ -290,11 +307,11 @@ class _Export:
     # -- whether it is the same topic ------------------------------------------------------
 
     async def _check(self, held: _Held, now: _Bounds) -> None:
-        """Check that the folder's records of a partition can be continued with the topic's present ones.
+        """Check that the backup's records of a partition can be continued with the topic's present ones.
 
         Raises:
             Error: (`diverged`) it is another topic, or its log lost the last batch; (`gap`) records after the
-                folder's last one were removed.
+                backup's last one were removed.
         """
         if held.start is None:
             return
@@ -310,7 +327,7 @@ class _Export:
                 field="partition",
                 value=now.partition,
                 limit=now.start,
-                hint="a backup in a new folder begins with what is there now",
+                hint="a backup in a new place begins with what is there now",
             )
         last = held.last
         if last is None or last.base_offset < now.start:
@@ -339,11 +356,11 @@ class _Export:
         )
 
     async def _partition(self, held: _Held, now: _Bounds) -> PartitionBackup:
-        """Write the records of a partition that the folder lacks, up to the end offset in `now`."""
+        """Write the records of a partition that the backup lacks, up to the end offset in `now`."""
         if held.start is None:
             held.start = held.end = now.start
         held.id = now.id
-        files = _Files(self._folder, held, self._form, self._file_bytes)
+        files = _Files(self._place, held, self._form, self._file_bytes)
         try:
             while held.end < now.end:
                 try:
@@ -392,9 +409,9 @@ class _Export:
     async def _value(self, now: _Bounds, stub: Batch) -> ValueFile:
         """Write the value of a large record to a file of its own, before the batch of its stub is written."""
         name = value_name(now.partition, stub.base_offset)
-        if (self._folder.path / name).exists():  # of an export that was killed
+        if self._place.size_of(name) is not None:  # of an export that was killed
             return await in_thread(self._value_file, now.partition, stub)
-        writer = self._folder.writer(name)
+        writer = self._place.writer(name)
         try:
             value = Value(
                 self._session, self._topic, now.partition, stub.base_offset, timeout_s=None, id_=now.id
@@ -414,13 +431,14 @@ class _Export:
 class _Files:
     """The writer of one partition's files of records; batches are collected between writes."""
 
-    def __init__(self, folder: BackupFolder, held: _Held, form: Form, file_bytes: int) -> None:
-        self._folder = folder
+    def __init__(self, place: Place, held: _Held, form: Form, file_bytes: int) -> None:
+        self._place = place
         self._held = held
         self._form = form
         self._file_bytes = file_bytes
         self._sink: Sink | None = None
         self._first = 0
+        self._name = ""
         self._parts: list[Buffer] = []
         self._pending = 0
         self._size = 0
@@ -433,7 +451,8 @@ class _Files:
             await self.finish()
         if self._sink is None:
             self._first, self._size = self._held.end, 0
-            self._sink = open_sink(self._form, self._folder.writer(self._name))
+            self._name = self._place.new_name(self._held.partition, self._first, ENDINGS[self._form])
+            self._sink = open_sink(self._form, self._place.writer(self._name))
         self._parts.append(part)
         self._size += len(part)
         # A table of batches takes what they are decompressed.
@@ -441,10 +460,6 @@ class _Files:
         self._held.end, self._held.last = batch.next_offset, _last(batch.header)
         if self._pending >= MOST_PENDING:
             await self.flush()
-
-    @property
-    def _name(self) -> str:
-        return records_name(self._held.partition, self._first, ENDINGS[self._form])
 
     async def flush(self, *, is_end: bool = False) -> None:
         """Write the collected batches, if they are enough for a write in this form or `is_end` is true."""
@@ -491,5 +506,5 @@ def _diverged(place: str, end: int, why: str, limit: object) -> Error:
         field="partition",
         value=place,
         limit=limit,
-        hint="keep that backup, and begin another in a new folder",
+        hint="keep that backup, and begin another in a new place",
     )

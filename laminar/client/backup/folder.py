@@ -10,58 +10,47 @@ import fcntl
 import hashlib
 import os
 import stat
-from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
-from typing import BinaryIO, Self
+from typing import BinaryIO
 
-from laminar.batch import HEADER_SIZE, BatchError, Buffer, Header
-from laminar.batch.header import verify_body, verify_header
-from laminar.client.backup.manifest import (
-    MANIFEST,
-    BatchFile,
-    Manifest,
-    ValueFile,
-    decode,
-    encode,
-    name_parts,
-    wrong,
-)
+from laminar.batch import Buffer
+from laminar.client.backup.manifest import MANIFEST, MOST_MANIFEST_BYTES, name_parts, wrong
+from laminar.client.backup.place import Place
 from laminar.client.errors import ConfigError
 
-READ_BYTES = 4 << 20
-MOST_MANIFEST_BYTES = 1 << 30
 _PREFIX = ".writing-"
 
 
-class BackupFolder:
-    """A folder for one topic's backup, locked for writing: use it with ``with``."""
+class Folder(Place):
+    """A folder for one topic's backup; `begin` creates it, and locks it for writing."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._held = -1
 
-    def __enter__(self) -> Self:
+    def __str__(self) -> str:
+        return str(self.path)
+
+    def begin(self) -> None:
+        """Create the folder if it is missing, and lock it. Raises `Error` if it has other files."""
         self.path.mkdir(parents=True, exist_ok=True)
         self._held = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            os.close(self._held)
             raise ConfigError(
                 f"{self.path}: another export writes to it", code="in_use", field="to", value=str(self.path)
             ) from None
-        try:
-            self._check()
-        except BaseException:
-            os.close(self._held)
-            raise
-        return self
+        self._check()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        os.close(self._held)
+    def end(self) -> None:
+        """Unlock the folder."""
+        held, self._held = self._held, -1
+        if held >= 0:
+            os.close(held)
+
+    def stop(self) -> None:
+        """Do nothing: a write does not last long."""
 
     def _check(self) -> None:
         """Refuse a folder that contains other files, and remove the incomplete files of a killed export."""
@@ -82,31 +71,14 @@ class BackupFolder:
                     hint="name a new or empty folder, or that of an earlier backup",
                 )
 
-    def manifest(self) -> Manifest | None:
-        """Return the manifest of the backup so far; None before the first is written. Raises `Error`."""
-        return read_manifest(self.path) if os.path.lexists(self.path / MANIFEST) else None
+    def open(self, name: str) -> BinaryIO:
+        """Open a file. Raises `FileNotFoundError`, or `Error` for what is no plain file."""
+        return open_plain(self.path, name)
 
-    def put_manifest(self, manifest: Manifest) -> None:
-        """Replace the manifest, durably."""
-        temporary = self.path / f"{_PREFIX}{MANIFEST}"
-        with open(temporary, "wb") as file:
-            file.write(encode(manifest))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, self.path / MANIFEST)
-        os.fsync(self._held)
-
-    def writer(self, name: str) -> Writer:
-        """Begin a file; return its writer. The file gets its name only when it is finished."""
+    def size_of(self, name: str) -> int | None:
+        """Return the bytes of a file; None if there is none."""
         place = self.path / name
-        if not place.parent.is_dir():
-            place.parent.mkdir()
-            os.fsync(self._held)
-        return Writer(place)
-
-    def remove(self, name: str) -> None:
-        """Remove a file that no manifest names."""
-        (self.path / name).unlink()
+        return place.stat().st_size if place.exists() else None
 
     def names(self, partition: int, ending: str) -> list[tuple[int, str]]:
         """Return the offsets and names of a partition's files with an ending, in order."""
@@ -118,9 +90,38 @@ class BackupFolder:
                 found.append((parts[1], f"{partition}/{entry}"))
         return sorted(found)
 
+    def writer(self, name: str) -> FileWriter:
+        """Begin a file under another name; return its writer."""
+        place = self.path / name
+        if not place.parent.is_dir():
+            place.parent.mkdir()
+            os.fsync(self._held)
+        return FileWriter(place)
 
-class Writer:
-    """A file that is being written: `write`, then `finish` or `discard`."""
+    def drop(self, name: str) -> None:
+        """Remove a file now: the folder is locked."""
+        (self.path / name).unlink()
+
+    def read_manifest(self) -> bytes | None:
+        """Return the bytes of the manifest; None if there is none."""
+        if not os.path.lexists(self.path / MANIFEST):
+            return None
+        with open_plain(self.path, MANIFEST) as file:
+            return file.read(MOST_MANIFEST_BYTES)
+
+    def put_manifest(self, data: bytes) -> None:
+        """Replace the manifest, durably."""
+        temporary = self.path / f"{_PREFIX}{MANIFEST}"
+        with open(temporary, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, self.path / MANIFEST)
+        os.fsync(self._held)
+
+
+class FileWriter:
+    """A file of a folder that is being written, as `place.Writer` says."""
 
     def __init__(self, place: Path) -> None:
         self._place = place
@@ -169,30 +170,6 @@ class Writer:
             self._temporary.unlink(missing_ok=True)
 
 
-def read_manifest(path: Path) -> Manifest:
-    """Return the manifest of the backup in the folder `path`, checked.
-
-    Raises:
-        Error: there is no manifest, or it is damaged.
-    """
-    return decode(manifest_bytes(path), where=str(path / MANIFEST))
-
-
-def manifest_bytes(path: Path) -> bytes:
-    """Return the bytes of the manifest. Raises `Error` if it is missing or not a plain file."""
-    try:
-        with open_plain(path, MANIFEST) as file:
-            return file.read(MOST_MANIFEST_BYTES)
-    except FileNotFoundError:
-        raise ConfigError(
-            f"{path} has no {MANIFEST}: it is no backup, or its export did not end",
-            code="not_a_backup",
-            field="from",
-            value=str(path),
-            hint="run the export again, it goes on",
-        ) from None
-
-
 def open_plain(path: Path, name: str) -> BinaryIO:
     """Open a file of a backup for reading. Raises `Error` for a link, or anything but a plain file."""
     folder, place = (path / name).parent, path / name
@@ -208,51 +185,3 @@ def open_plain(path: Path, name: str) -> BinaryIO:
         os.close(descriptor)
         raise wrong(str(place), "file", "something else", "a plain file")
     return os.fdopen(descriptor, "rb")
-
-
-def digest_of(path: Path, name: str) -> tuple[int, str]:
-    """Return the size in bytes and the SHA-256 of a file. Raises `Error` if it cannot be read."""
-    digest = hashlib.sha256()
-    size = 0
-    with open_plain(path, name) as file:
-        while data := file.read(READ_BYTES):
-            digest.update(data)
-            size += len(data)
-    return size, digest.hexdigest()
-
-
-def check_file(path: Path, file: BatchFile | ValueFile) -> None:
-    """Compare a file with its size and digest in the manifest.
-
-    Raises:
-        Error: (`damaged`) the file is missing or differs.
-    """
-    try:
-        size, digest = digest_of(path, file.name)
-    except FileNotFoundError:
-        raise wrong(str(path / file.name), "file", "missing", f"{file.bytes} bytes") from None
-    if size != file.bytes:
-        raise wrong(str(path / file.name), "bytes", size, file.bytes)
-    if digest != file.sha256:
-        raise wrong(str(path / file.name), "sha256", digest, file.sha256)
-
-
-def frames_of(path: Path, name: str, *, at: int) -> Iterator[tuple[bytearray, Header]]:
-    """Yield the batches of a file, verified, with their headers; the first begins at offset `at`.
-
-    Raises:
-        Error: (`damaged`) a batch is incomplete or damaged, or does not follow the one before.
-    """
-    where = str(path / name)
-    with open_plain(path, name) as file:
-        while head := file.read(HEADER_SIZE):
-            try:
-                header = verify_header(head)
-                frame = bytearray(head) + file.read(header.body_length)
-                verify_body(frame, header)
-            except BatchError as error:
-                raise wrong(where, f"batch at {at}", str(error), "a whole batch") from None
-            if header.base_offset != at or not header.count:
-                raise wrong(where, "base_offset", header.base_offset, at)
-            yield frame, header
-            at = header.next_offset

@@ -15,8 +15,8 @@ import msgspec
 
 from laminar.batch import Batch, Buffer
 from laminar.batch.large_record import size_of
-from laminar.client.backup.folder import Writer
 from laminar.client.backup.manifest import Form
+from laminar.client.backup.place import Writer
 from laminar.client.errors import ConfigError
 from laminar.http.api.fetch_body import record_document
 

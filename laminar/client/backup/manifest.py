@@ -21,11 +21,15 @@ VALUE = ".value"
 Form = Literal["batch", "jsonl", "csv", "parquet"]
 ENDINGS: dict[Form, str] = {"batch": ".batches", "jsonl": ".jsonl", "csv": ".csv", "parquet": ".parquet"}
 """By form the ending of the files that have records."""
+MOST_MANIFEST_BYTES = 1 << 30
 HIGHEST_PARTITION = 10**9
 # As `OFFSET_LIMIT` of the API.
 HIGHEST_OFFSET = 10**16
 
-_NAME = re.compile(r"(0|[1-9][0-9]{0,8})/([0-9]{20})\.(batches|jsonl|csv|parquet|value)\Z", re.ASCII)
+_NAME = re.compile(
+    r"(0|[1-9][0-9]{0,8})/([0-9]{20})(?:\.(?:batches|value)|(?:-[0-9a-f]{8})?\.(?:jsonl|csv|parquet))\Z",
+    re.ASCII,
+)
 _CURSOR = re.compile(rf"{TOPIC_PATTERN}\Z", re.ASCII)
 _SHA256 = re.compile(r"[0-9a-f]{64}\Z", re.ASCII)
 
@@ -81,6 +85,7 @@ class Manifest(msgspec.Struct, frozen=True):
     """The description of a topic and of all files of its backup.
 
     `routes` is the answer of `GET /v1/topics/{topic}/routes`; `cursors` has positions by name and partition.
+    `export` is the export that wrote the manifest, 8 hexadecimal digits, where a lock cannot keep out others.
     `channels` are the names of the topic's channels, `delayed` is the number of delayed records that were
     pending: these are mentioned for the operator, but not in the backup.
     """
@@ -96,6 +101,7 @@ class Manifest(msgspec.Struct, frozen=True):
     delayed: int
     partitions: list[PartitionBackup]
     form: Form = "batch"
+    export: str = ""
 
     @property
     def records(self) -> int:
@@ -155,9 +161,12 @@ def decode(data: bytes, *, where: str) -> Manifest:
     return manifest
 
 
-def records_name(partition: int, offset: int, ending: str) -> str:
-    """Return the name of the file of records that begins at an offset."""
-    return f"{partition}/{offset:020d}{ending}"
+def records_name(partition: int, offset: int, ending: str, *, export: str = "") -> str:
+    """Return the name of the file of records that begins at an offset.
+
+    `export` are 8 hexadecimal digits that tell the files of one export from those of others, or "".
+    """
+    return f"{partition}/{offset:020d}{export and f'-{export}'}{ending}"
 
 
 def value_name(partition: int, offset: int) -> str:
@@ -168,7 +177,7 @@ def value_name(partition: int, offset: int) -> str:
 def name_parts(name: str) -> tuple[int, int, str] | None:
     """Return partition, offset and ending of a file's name; None for a name that no backup has."""
     found = _NAME.match(name)
-    return None if found is None else (int(found[1]), int(found[2]), f".{found[3]}")
+    return None if found is None else (int(found[1]), int(found[2]), name[name.index(".") :])
 
 
 def _check_partition(each: PartitionBackup, where: str, ending: str) -> None:
@@ -179,7 +188,7 @@ def _check_partition(each: PartitionBackup, where: str, ending: str) -> None:
         raise wrong(where, f"{place}.end_offset", each.end_offset, f"{each.start_offset} or more")
     after = each.start_offset
     for file in each.files:
-        if file.name != records_name(each.partition, file.first_offset, ending):
+        if name_parts(file.name) != (each.partition, file.first_offset, ending):
             raise wrong(where, f"{place}.files.name", file.name, f"PARTITION/OFFSET{ending}")
         if file.first_offset != after or file.next_offset <= after:
             raise wrong(where, f"{place}.files.first_offset", file.first_offset, after)

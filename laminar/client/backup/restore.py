@@ -12,7 +12,6 @@ import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice, zip_longest
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -22,10 +21,11 @@ from laminar.batch import BATCH_TYPE, Batch, split_headers
 from laminar.batch.header import HEADER_SIZE, verify_body
 from laminar.batch.large_record import checksum_of
 from laminar.client.backup.contents import Part, bare_stub, check, parts_of
-from laminar.client.backup.folder import manifest_bytes, open_plain
+from laminar.client.backup.files import manifest_bytes
 from laminar.client.backup.lineage import changes_of, whole_of
 from laminar.client.backup.manifest import MANIFEST, Manifest, PartitionBackup, decode
 from laminar.client.backup.parallel import for_each, in_thread
+from laminar.client.backup.place import Place
 from laminar.client.consume.large_values import Value
 from laminar.client.errors import AlreadyExists, Error, NotFound
 from laminar.client.net.session import Session, topic_path
@@ -54,19 +54,19 @@ class Imported:
     compared: int = 0
 
 
-def plan_import(path: Path, topic: str | None) -> tuple[Manifest, str, str]:
+def plan_import(place: Place, topic: str | None) -> tuple[Manifest, str, str]:
     """Check a whole backup; return its manifest, the name of the topic to create, and the import's id.
 
     Raises:
         Error: (`damaged`) the backup differs from what an export wrote; (`unsupported`) its form is not
             `batch`, or not all splits and merges of its topic are known.
     """
-    data = manifest_bytes(path)
-    where = str(path / MANIFEST)
+    data = manifest_bytes(place)
+    where = place.path_of(MANIFEST)
     manifest = decode(data, where=where)
     if manifest.form != "batch":
         raise Error(
-            f"{path} has records as text: only batches are imported",
+            f"{place} has records as text: only batches are imported",
             code="unsupported",
             field="form",
             value=manifest.form,
@@ -75,7 +75,7 @@ def plan_import(path: Path, topic: str | None) -> tuple[Manifest, str, str]:
         )
     changes_of(manifest, where=where)
     whole = whole_of(manifest, where=where)
-    check(path, manifest)
+    check(place, manifest)
     name = manifest.topic if topic is None else topic
     return whole, name, hashlib.sha256(data + b"\0" + name.encode()).hexdigest()[:32]
 
@@ -91,7 +91,7 @@ async def exists(session: Session, topic: str) -> dict[str, Any] | None:
 
 async def import_topic(
     session: Session,
-    path: Path,
+    place: Place,
     manifest: Manifest,
     topic: str,
     import_id: str,
@@ -99,7 +99,7 @@ async def import_topic(
     replicas: int | None = None,
     progress: Callable[[Imported], None] = lambda done: None,
 ) -> Imported:
-    """Create and fill `topic` from the backup in the folder `path`; continue an import that was killed.
+    """Create and fill `topic` from the backup at `place`; continue an import that was killed.
 
     `manifest` and `import_id` are results of `plan_import`. All requests of the session carry the import's id
     from now on.
@@ -108,7 +108,7 @@ async def import_topic(
         AlreadyExists: there is a topic of that name, and it is not being imported from this backup.
         Error: (`digests_differ`) the topic differs from the backup, and stays closed; else as `Session.call`.
     """
-    restore = _Import(session, path, manifest, topic, import_id, progress)
+    restore = _Import(session, place, manifest, topic, import_id, progress)
     await restore.run(replicas)
     return restore.done
 
@@ -119,14 +119,14 @@ class _Import:
     def __init__(
         self,
         session: Session,
-        path: Path,
+        place: Place,
         manifest: Manifest,
         topic: str,
         import_id: str,
         progress: Callable[[Imported], None],
     ) -> None:
         self._session = session
-        self._folder = path
+        self._place = place
         self._manifest = manifest
         self._topic = topic
         self._path = topic_path(topic)
@@ -192,7 +192,7 @@ class _Import:
         """Repeat the splits and merges of the topic, oldest first, each after its partitions are filled."""
         partitions = {each.partition: each for each in self._manifest.partitions}
         self._route = int((await routes_of(self._session, self._topic))["routes"][0]["version"])
-        for change in changes_of(self._manifest, where=str(self._folder)):
+        for change in changes_of(self._manifest, where=str(self._place)):
             if change.version > self._route:
                 await for_each([partitions[number] for number in change.inputs], self._fill)
                 version = await change_route(
@@ -217,7 +217,7 @@ class _Import:
 
     def _parts(self, partition: PartitionBackup) -> Iterator[Part]:
         return parts_of(
-            self._folder,
+            self._place,
             partition,
             producer_id=self._producer_id,
             # Some room, as the server counts a little otherwise.
@@ -277,7 +277,7 @@ class _Import:
         name = hashlib.sha256(f"{self._id} {number} {part.first}".encode()).hexdigest()[:32]
         target = f"{self._path}/partitions/{number}/uploads/{name}"
         parts, size = 0, part.value.bytes
-        with open_plain(self._folder, part.value.name) as file:
+        with await in_thread(self._place.open, part.value.name) as file:
             while True:
                 wanted = part_bytes(parts, PART_BYTES, self._most_bytes)
                 piece = await in_thread(file.read, wanted)

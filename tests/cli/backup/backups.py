@@ -16,6 +16,7 @@ from laminar.batch import BATCH_TYPE, Batch, build, split
 from laminar.batch.columns import Codec
 from laminar.client.backup import restore
 from laminar.client.backup.export import export_topic
+from laminar.client.backup.folder import Folder
 from laminar.client.backup.restore import plan_import
 from laminar.client.client import connect
 from laminar.client.net.session import Session
@@ -115,7 +116,7 @@ def in_session(url: str, work: Callable[[Session], Any], **more: Any) -> Any:
 
 def exported(url: str, topic: str, folder: Path, **more: Any) -> Any:
     return in_session(
-        url, lambda session: export_topic(session, topic, folder, file_bytes=FILE_BYTES, **more)
+        url, lambda session: export_topic(session, topic, Folder(folder), file_bytes=FILE_BYTES, **more)
     )
 
 
@@ -136,7 +137,8 @@ def killing(at: int) -> Callable[[], None]:
 
 def begun(url: str, folder: Path, name: str, monkeypatch: pytest.MonkeyPatch, *, dies_after: int) -> bool:
     """Import a backup, and die when a request with this number is carried out; return whether it died."""
-    manifest, _, import_id = plan_import(folder, name)
+    place = Folder(folder)
+    manifest, _, import_id = plan_import(place, name)
     kill, call = killing(dies_after), Session.call
 
     async def sent_and_killed(session: Session, *arguments: Any, **more: Any) -> Any:
@@ -148,7 +150,7 @@ def begun(url: str, folder: Path, name: str, monkeypatch: pytest.MonkeyPatch, *,
         patch.setattr(Session, "call", sent_and_killed)
         patch.setattr(restore, "REQUEST_BYTES", FILE_BYTES)
         try:
-            in_session(url, lambda session: restore.import_topic(session, folder, manifest, name, import_id))
+            in_session(url, lambda session: restore.import_topic(session, place, manifest, name, import_id))
         except Killed:
             return True
     return False

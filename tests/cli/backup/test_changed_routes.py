@@ -10,6 +10,7 @@ import pytest
 
 from laminar.batch import build
 from laminar.client.backup import restore
+from laminar.client.backup.folder import Folder
 from laminar.client.backup.lineage import whole_of
 from laminar.client.backup.manifest import Manifest, PartitionBackup
 from laminar.client.backup.restore import plan_import
@@ -78,11 +79,13 @@ def test_an_import_goes_on_when_a_node_that_it_asks_knows_the_last_change(
         answers.append(answer)
         return answers[0] if len(answers) % 2 == 0 else answer
 
-    manifest, _, import_id = plan_import(tmp_path / "a", back)
+    place = Folder(tmp_path / "a")
+    manifest, _, import_id = plan_import(place, back)
     with monkeypatch.context() as patch:
         patch.setattr(Session, "get_json", lagging)
         in_session(
-            on_node, lambda session: restore.import_topic(session, tmp_path / "a", manifest, back, import_id)
+            on_node,
+            lambda session: restore.import_topic(session, place, manifest, back, import_id),
         )
     assert [0, 1, 2] == sorted(client.topic(back).offsets("latest"))
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from laminar.client.backup.folder import Writer
+from laminar.client.backup.folder import FileWriter
 from laminar.client.sync.client import Client
 from tests.cli.backup.backups import Killed, exported, killing, stored
 from tests.cli.conftest import Command
@@ -52,7 +52,7 @@ def test_an_export_killed_anywhere_ends_the_same(
             for name, function in real.items():
                 patch.setattr(os, name, _before(function, kill))
             # What a killed process leaves behind, too: no file is removed by an error on the way.
-            patch.setattr(Writer, "discard", lambda writer: writer._file.close())
+            patch.setattr(FileWriter, "discard", lambda writer: writer._file.close())
             try:
                 exported(on_node, topic, folder)
             except Killed:

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow.parquet
 import pytest
 
-from laminar.client.backup.folder import Writer
+from laminar.client.backup.folder import FileWriter
 from laminar.client.sync.client import Client
 from tests.cli.backup.backups import LARGE, exported, stored
 from tests.cli.conftest import Command
@@ -128,17 +128,17 @@ def test_an_export_to_parquet_that_ends_in_the_middle_leaves_no_half_file(
     topic: str, on_node: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "a"
-    write = Writer.write
+    write = FileWriter.write
     left = 4
 
-    def fail(writer: Writer, data: Any) -> None:
+    def fail(writer: FileWriter, data: Any) -> None:
         nonlocal left
         left -= 1
         if left < 0:
             raise OSError(errno.ENOSPC, "No space left on device")
         write(writer, data)
 
-    monkeypatch.setattr(Writer, "write", fail)
+    monkeypatch.setattr(FileWriter, "write", fail)
     with pytest.raises(OSError, match="No space"):
         exported(on_node, topic, folder, form="parquet")
     assert all(b"PAR1" == data[-4:] for name, data in stored(folder) if name.endswith(".parquet"))

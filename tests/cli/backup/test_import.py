@@ -19,6 +19,7 @@ import pytest
 
 import laminar as library
 from laminar.client.backup import restore
+from laminar.client.backup.folder import Folder
 from laminar.client.backup.restore import plan_import
 from laminar.client.net.session import Session
 from laminar.client.sync.client import Client
@@ -296,7 +297,8 @@ def test_a_topic_that_is_deleted_while_it_is_imported_ends_the_import(
             await asyncio.to_thread(client.delete_topic, name)
         return await call(session, method, target, **more)
 
-    manifest, _, import_id = plan_import(tmp_path / "a", name)
+    place = Folder(tmp_path / "a")
+    manifest, _, import_id = plan_import(place, name)
     with monkeypatch.context() as patch:
         patch.setattr(Session, "call", delete_first)
         # A shard that was told of the deletion knows no such topic; one that checks the import first says so.
@@ -307,7 +309,7 @@ def test_a_topic_that_is_deleted_while_it_is_imported_ends_the_import(
         with refusal_of_either:
             in_session(
                 on_node,
-                lambda session: restore.import_topic(session, tmp_path / "a", manifest, name, import_id),
+                lambda session: restore.import_topic(session, place, manifest, name, import_id),
             )
     deadline = time.monotonic() + 60
     while name in client.topics():  # another shard's view may lag

@@ -12,7 +12,8 @@ from laminar.batch import Batch, build
 from laminar.batch.columns import Codec
 from laminar.batch.header import stamp
 from laminar.client.backup.contents import parts_of, plain_bytes
-from laminar.client.backup.folder import digest_of
+from laminar.client.backup.files import digest_of
+from laminar.client.backup.folder import Folder
 from laminar.client.backup.manifest import BatchFile, PartitionBackup
 
 PRODUCER = b"p" * 16
@@ -30,7 +31,7 @@ def backup_of(folder: Path, *frames: bytearray) -> PartitionBackup:
     name = f"0/{0:020}.batches"
     (folder / "0").mkdir(parents=True)
     (folder / name).write_bytes(b"".join(frames))
-    size, digest = digest_of(folder, name)
+    size, digest = digest_of(Folder(folder), name)
     return PartitionBackup(0, "", 0, at, None, [BatchFile(name, size, digest, 0, at)], [])
 
 
@@ -65,7 +66,7 @@ def test_large_batches_are_divided_and_no_record_is_lost(
     def sent() -> list[Any]:
         return list(
             parts_of(
-                folder,
+                Folder(folder),
                 partition,
                 producer_id=PRODUCER,
                 most_bytes=most_bytes,

@@ -21,6 +21,7 @@ import httpx
 import pytest
 
 from laminar.client.backup.export import export_topic
+from laminar.client.backup.folder import Folder
 from laminar.client.backup.restore import import_topic, plan_import
 from laminar.client.client import connect
 from laminar.client.errors import Forbidden
@@ -476,17 +477,17 @@ def test_readers_export_a_topic_and_its_admins_import_it(guarded: Guarded, tmp_p
             return await work(client.session)
 
     def export(session: Session) -> Coroutine[Any, Any, Any]:
-        return export_topic(session, MINE, tmp_path)
+        return export_topic(session, MINE, Folder(tmp_path))
 
     for kind in ("write", "read_other", "admin_other", "metrics"):
         with pytest.raises(Forbidden):
             asyncio.run(run(kind, export))
     manifest, _ = asyncio.run(run("read", export))
     assert 1 <= manifest.records
-    _, topic, import_id = plan_import(tmp_path, "mine-back")
+    _, topic, import_id = plan_import(Folder(tmp_path), "mine-back")
 
     def restore(session: Session) -> Coroutine[Any, Any, Any]:
-        return import_topic(session, tmp_path, manifest, topic, import_id)
+        return import_topic(session, Folder(tmp_path), manifest, topic, import_id)
 
     for kind in ("write", "read", "admin_other", "metrics"):
         with pytest.raises(Forbidden):

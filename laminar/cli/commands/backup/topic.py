@@ -1,12 +1,12 @@
-"""`laminar topic export` and `import`: a topic's backup in a folder, and a topic made from one."""
+"""`laminar topic export` and `import`: a topic's backup at a place, and a topic made from one."""
 
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 import time
 from collections.abc import Callable, Coroutine
-from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
@@ -16,6 +16,8 @@ from laminar.cli.options import ANY_CLUSTER, AS_TABLE, Cluster, Listing
 from laminar.cli.output import ProgressLine, show_json
 from laminar.client.backup.export import Exported, export_topic
 from laminar.client.backup.manifest import Form, Manifest
+from laminar.client.backup.place import Place
+from laminar.client.backup.places import place_at
 from laminar.client.backup.restore import Imported, exists, import_topic, plan_import
 from laminar.client.client import connect
 from laminar.client.net.session import Session
@@ -26,7 +28,12 @@ SHOWN_EACH_S = 1.0
 
 def export(
     topic: Annotated[str, Parameter(help="The topic's name.")],
-    to: Annotated[Path, Parameter(help="A new or empty folder, or that of an earlier backup of the topic.")],
+    to: Annotated[
+        str,
+        Parameter(
+            help="A new or empty folder, or that of an earlier backup of the topic; or s3://BUCKET/PREFIX."
+        ),
+    ],
     *,
     form: Annotated[
         Form,
@@ -39,27 +46,31 @@ def export(
     cluster: Cluster = ANY_CLUSTER,
 ) -> None:
     """Back up a topic, or add new records to its backup. 1 if it was replaced or lost records meanwhile."""
+    place = place_at(to, field="to")
     shown = _Shown()
 
     def progress(done: Exported) -> None:
         shown.at_times(f"{done.records:,} records, {done.bytes:,} bytes")
 
     manifest, done = _run(
-        cluster, lambda session: export_topic(session, topic, to, form=form, progress=progress), shown
+        cluster,
+        place,
+        lambda session: export_topic(session, topic, place, form=form, progress=progress),
+        shown,
     )
-    said = _of_backup(manifest, to) | {"new_records": done.records, "new_bytes": done.bytes}
+    said = _of_backup(manifest, place) | {"new_records": done.records, "new_bytes": done.bytes}
     if listing.format == "json":
         show_json(said)
     else:
         print(
-            f"{to}: {manifest.records:,} records of {topic} in {manifest.bytes:,} bytes; "
+            f"{place}: {manifest.records:,} records of {topic} in {manifest.bytes:,} bytes; "
             f"new are {done.records:,} records in {done.bytes:,} bytes"
         )
     _say_what_is_left_out(manifest)
 
 
 def import_(
-    source: Annotated[Path, Parameter(help="The folder of a backup.")],
+    source: Annotated[str, Parameter(help="The folder of a backup, or s3://BUCKET/PREFIX.")],
     *,
     as_: Annotated[
         str | None, Parameter(name="--as", help="The new topic's name; by default that of the backup's.")
@@ -74,7 +85,8 @@ def import_(
     cluster: Cluster = ANY_CLUSTER,
 ) -> None:
     """Make a topic from a backup; it opens once it holds all records. Run again, it continues."""
-    manifest, topic, import_id = plan_import(source, as_)
+    place = place_at(source, field="from")
+    manifest, topic, import_id = plan_import(place, as_)
     shown = _Shown()
 
     def progress(done: Imported) -> None:
@@ -84,12 +96,12 @@ def import_(
         if dry_run:
             return Imported(), await exists(session, topic)
         done = await import_topic(
-            session, source, manifest, topic, import_id, replicas=replicas, progress=progress
+            session, place, manifest, topic, import_id, replicas=replicas, progress=progress
         )
         return done, None
 
-    done, there = _run(cluster, carry_out, shown)
-    said = _of_backup(manifest, source) | {
+    done, there = _run(cluster, place, carry_out, shown)
+    said = _of_backup(manifest, place) | {
         "as": topic,
         "dry_run": dry_run,
         "sent_records": done.records,
@@ -101,16 +113,16 @@ def import_(
         what = f"{manifest.records:,} records in {len(manifest.partitions)} partitions"
         names = ", ".join(sorted(manifest.cursors)) or "none"
         verb = "would become" if dry_run else "is now"
-        print(f"{source} {verb} topic {topic}: {what}; cursors: {names}")
+        print(f"{place} {verb} topic {topic}: {what}; cursors: {names}")
     if there is not None and there["settings"].get("importing") != import_id:
         complain(f"topic {topic} exists: --as gives another name")
     _say_what_is_left_out(manifest)
 
 
-def _of_backup(manifest: Manifest, path: Path) -> dict[str, Any]:
+def _of_backup(manifest: Manifest, place: Place) -> dict[str, Any]:
     return {
         "topic": manifest.topic,
-        "folder": str(path),
+        "folder": str(place),
         "records": manifest.records,
         "bytes": manifest.bytes,
         "partitions": {
@@ -130,10 +142,26 @@ def _say_what_is_left_out(manifest: Manifest) -> None:
         complain(f"{manifest.delayed:,} delayed records were pending, and are in no backup")
 
 
-def _run(cluster: Cluster, work: Callable[[Session], Coroutine[Any, Any, Any]], shown: _Shown) -> Any:
-    """Run `work` with a session of the cluster, and return its result."""
+def _run(
+    cluster: Cluster, place: Place, work: Callable[[Session], Coroutine[Any, Any, Any]], shown: _Shown
+) -> Any:
+    """Run `work` with a session of the cluster, and return its result.
+
+    Ctrl-C ends it when the request or write that is under way in a thread has ended; a second one, at once.
+    """
 
     async def run() -> Any:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+
+        def interrupt() -> None:
+            loop.remove_signal_handler(signal.SIGINT)
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            complain("ending; Ctrl-C again ends at once, and loses nothing")
+            place.stop()
+            if task is not None:
+                task.cancel()
+
+        loop.add_signal_handler(signal.SIGINT, interrupt)
         client = connect(
             cluster.url,
             token=cluster.token,
@@ -148,6 +176,8 @@ def _run(cluster: Cluster, work: Callable[[Session], Coroutine[Any, Any, Any]], 
 
     try:
         return asyncio.run(run())
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
     finally:
         shown.end()
 

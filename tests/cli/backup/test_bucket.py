@@ -1,0 +1,594 @@
+"""Backups in a bucket: the same as in a folder, whatever breaks between, and whoever else writes there."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from datetime import timedelta
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from laminar.client.backup import bucket as bucket_module
+from laminar.client.backup import object_store as store_module
+from laminar.client.backup.bucket import Bucket
+from laminar.client.backup.contents import check
+from laminar.client.backup.export import export_topic
+from laminar.client.backup.files import digest_of, manifest_of
+from laminar.client.backup.manifest import MANIFEST, Form
+from laminar.client.backup.object_store import ObjectStore
+from laminar.client.backup.restore import plan_import
+from laminar.client.client import connect
+from laminar.client.errors import ConfigError, Error, Unavailable
+from laminar.client.sync.client import Client
+from tests.cli.backup import object_store
+from tests.cli.backup.backups import FILE_BYTES, Killed, bodies, exported, filled, in_session, killing, stored
+from tests.cli.backup.object_store import Cutting, objects
+from tests.cli.conftest import Command
+
+pytestmark = pytest.mark.skipif(not object_store.can_be_had(), reason=object_store.WHY_NONE)
+
+BUCKET = "backups"
+numbers = count()
+
+
+@pytest.fixture(scope="package")
+def store_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with object_store.object_store(tmp_path_factory.mktemp("store")) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def descriptions() -> Any:
+    """boto's descriptions of S3's requests, read once and not for each client: 70 ms."""
+    import botocore.session
+
+    return botocore.session.Session().get_component("data_loader")
+
+
+@pytest.fixture
+def as_configured(store_url: str, descriptions: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What a person sets for all tools of AWS, and nothing of whoever runs the tests."""
+    import boto3.session
+    import botocore.session
+
+    def session(real: Any = boto3.session.Session) -> Any:
+        below = botocore.session.Session()
+        below.register_component("data_loader", descriptions)
+        return real(botocore_session=below)
+
+    monkeypatch.setattr(boto3.session, "Session", session)
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", store_url)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", object_store.KEY)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", object_store.SECRET)
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL", "AWS_DEFAULT_REGION"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def s3(as_configured: None) -> Any:
+    """A client of the store, with a bucket in it."""
+    import boto3
+
+    client = boto3.client("s3")
+    try:
+        client.create_bucket(Bucket=BUCKET)
+    except (client.exceptions.BucketAlreadyOwnedByYou, client.exceptions.BucketAlreadyExists):
+        pass
+    return client
+
+
+@pytest.fixture
+def prefix(s3: Any) -> str:
+    return f"test-{next(numbers)}"
+
+
+@pytest.fixture(scope="module")
+def kept(client: Client, node_url: str) -> str:
+    """A topic for the tests that change nothing of it."""
+    return filled(client, node_url)
+
+
+def place_of(prefix: str) -> Bucket:
+    return Bucket(f"s3://{BUCKET}/{prefix}", field="to")
+
+
+def to_bucket(url: str, topic: str, place: Bucket, *, form: Form = "batch") -> Any:
+    return in_session(
+        url, lambda session: export_topic(session, topic, place, form=form, file_bytes=FILE_BYTES)
+    )
+
+
+def is_whole(prefix: str) -> bool:
+    """Whether each file that the manifest names is there, with its bytes."""
+    place = place_of(prefix)
+    manifest = manifest_of(place)
+    assert manifest is not None
+    if manifest.form == "batch":
+        check(place, manifest)
+    else:
+        for each in manifest.partitions:
+            for file in each.files:
+                assert (file.bytes, file.sha256) == digest_of(place, file.name)
+    return True
+
+
+def test_a_bucket_has_what_a_folder_has_and_becomes_the_topic_again(
+    kept: str, client: Client, on_node: str, s3: Any, prefix: str, laminar: Command, tmp_path: Path
+) -> None:
+    to_bucket(on_node, kept, place_of(prefix))
+    exported(on_node, kept, tmp_path / "a")
+    assert dict(stored(tmp_path / "a")) == objects(s3, BUCKET, prefix)
+
+    ran = laminar("topic", "import", f"s3://{BUCKET}/{prefix}", "--as", f"{kept}-again")
+    assert 0 == ran.code, ran.err
+    assert f"s3://{BUCKET}/{prefix} is now topic {kept}-again" in ran.text
+    exported(on_node, f"{kept}-again", tmp_path / "b")
+    again = bodies(tmp_path / "b")
+    assert bodies(tmp_path / "a")["1"] == again["1"] and {"0", "1"} <= again.keys()
+
+
+def test_an_export_goes_on_where_it_ended_and_changes_no_file(
+    topic: str, client: Client, on_node: str, s3: Any, prefix: str, laminar: Command
+) -> None:
+    to_bucket(on_node, topic, place_of(prefix))
+    before = objects(s3, BUCKET, prefix)
+    assert 0 == laminar("topic", "export", topic, f"s3://{BUCKET}/{prefix}").code
+    assert before == objects(s3, BUCKET, prefix)
+    client.topic(topic).append(b"later", partition=1)
+    _, done = to_bucket(on_node, topic, place_of(prefix))
+    assert (1, 1) == (done.records, done.files)
+    after = objects(s3, BUCKET, prefix)
+    assert {MANIFEST, f"1/{60:020}.batches"} == {name for name in after if after[name] != before.get(name)}
+    assert is_whole(prefix)
+
+
+@pytest.mark.parametrize("form", ["batch", "jsonl", pytest.param("parquet", marks=pytest.mark.long)])
+def test_an_export_killed_anywhere_ends_the_same(
+    form: Form, kept: str, on_node: str, s3: Any, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before a request, or after the store has carried it out."""
+    to_bucket(on_node, kept, place_of(f"{prefix}-whole"), form=form)
+    whole = objects(s3, BUCKET, f"{prefix}-whole")
+    deaths = 0
+    for at in count(1, 4):
+        called = _dying(killing(at))
+        with monkeypatch.context() as patch:
+            patch.setattr(ObjectStore, "_call", called)
+            try:
+                to_bucket(on_node, kept, place_of(prefix), form=form)
+            except Killed:
+                deaths += 1
+            else:
+                break
+    assert deaths > 3
+    found = objects(s3, BUCKET, prefix)
+    probes = {name for name in found if name.startswith(".writing-")}
+    assert is_whole(prefix)
+    if form == "batch":
+        assert whole == {name: data for name, data in found.items() if name not in probes}
+    else:  # what the killed ones wrote is gone, and what is there is listed
+        assert _places(whole.keys()) == _places(found.keys() - probes)
+
+
+def _dying(kill: Callable[[], None]) -> Callable[..., Any]:
+    call = ObjectStore._call
+
+    def called(store: ObjectStore, operation: str, *arguments: Any, **more: Any) -> Any:
+        kill()
+        answer = call(store, operation, *arguments, **more)
+        if operation == "put_object":
+            kill()
+        return answer
+
+    return called
+
+
+def _places(names: Iterable[str]) -> list[str]:
+    """Partition and offset of each file."""
+    return sorted(name.split("-")[0].split(".")[0] for name in names)
+
+
+@pytest.mark.parametrize("form", ["batch", "jsonl"])
+@pytest.mark.parametrize("stops_at", ["create", "put_manifest"])
+def test_of_two_exports_at_a_time_one_is_refused_and_the_backup_stays_whole(
+    form: Form, stops_at: str, topic: str, client: Client, on_node: str, s3: Any, prefix: str
+) -> None:
+    """One stands still before it creates a file, or before its manifest, while another does all of it."""
+    client.topic(topic).append(b"first", partition=1)
+    place = place_of(prefix)
+    go_on = getattr(place, stops_at)
+    others = 0
+
+    def other_first(*arguments: Any) -> Any:
+        nonlocal others
+        if not others:
+            others += 1
+            client.topic(topic).append(b"meanwhile", partition=1)
+            to_bucket(on_node, topic, place_of(prefix), form=form)
+            client.topic(topic).append(b"after", partition=1)
+        return go_on(*arguments)
+
+    setattr(place, stops_at, other_first)
+    with pytest.raises(ConfigError) as refused:
+        to_bucket(on_node, topic, place, form=form)
+    assert ("in_use", 1) == (refused.value.code, others)
+    assert is_whole(prefix)
+    manifest, _ = to_bucket(on_node, topic, place_of(prefix), form=form)
+    assert 63 == manifest.partitions[1].end_offset
+    assert is_whole(prefix)
+    listed = {file.name for each in manifest.partitions for file in [*each.files, *each.values]}
+    assert {*listed, MANIFEST} == objects(s3, BUCKET, prefix).keys()
+
+
+def test_many_exports_at_a_time_end_in_one_whole_backup(
+    kept: str, on_node: str, s3: Any, prefix: str
+) -> None:
+    async def at_once() -> list[Any]:
+        async with connect(on_node) as client:
+            runs = (
+                export_topic(client.session, kept, place_of(prefix), file_bytes=FILE_BYTES) for _ in range(4)
+            )
+            return await asyncio.gather(*runs, return_exceptions=True)
+
+    ends = asyncio.run(at_once())
+    assert all(isinstance(end, tuple) or getattr(end, "code", "") == "in_use" for end in ends), ends
+    to_bucket(on_node, kept, place_of(prefix))
+    assert is_whole(prefix)
+
+
+@pytest.fixture
+def cutting(store_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cutting]:
+    """A proxy before the store, for all clients made from now on."""
+    monkeypatch.setattr(store_module, "RETRY_S", 0.001)
+    proxy = Cutting(store_url)
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", proxy.url)
+    yield proxy
+    proxy.close()
+
+
+@pytest.mark.parametrize("least", [0, 20, 150])
+def test_requests_whose_answers_are_lost_are_repeated_and_change_nothing(
+    least: int, kept: str, on_node: str, s3: Any, prefix: str, tmp_path: Path, cutting: Cutting
+) -> None:
+    """Each request is carried out, and its first answer ends after some bytes of its head, or before."""
+    seen: set[str] = set()
+
+    def first_time(request: str) -> int | None:
+        repeated = request in seen
+        seen.add(request)
+        return None if repeated else least
+
+    cutting.cut_answer = first_time
+    to_bucket(on_node, kept, place_of(prefix))
+    assert cutting.cuts == len(seen) > 9
+    exported(on_node, kept, tmp_path / "a")
+    assert dict(stored(tmp_path / "a")) == objects(s3, BUCKET, prefix)
+
+
+def test_a_put_whose_answer_is_lost_is_carried_out(s3: Any, prefix: str, cutting: Cutting) -> None:
+    """Else the test above would not show what it says."""
+    cuts = iter((0,))
+    cutting.cut_answer = lambda request: next(cuts, None)
+    with pytest.raises(store_module.Exists):
+        place_of(prefix).store.put("1", b"1", only_new=True)
+    assert 1 == cutting.cuts and {"1": b"1"} == objects(s3, BUCKET, prefix)
+
+
+def test_reads_go_on_where_their_connections_break(
+    kept: str, on_node: str, s3: Any, prefix: str, cutting: Cutting
+) -> None:
+    to_bucket(on_node, kept, place_of(prefix))
+    # A connection that breaks once more at once, after it was made again.
+    cutting.cut_answer = lambda request: 5_000 if ".batches" in request or ".value" in request else None
+    assert is_whole(prefix)
+    assert cutting.cuts > 50
+
+
+def test_a_read_that_gets_no_further_ends(s3: Any, prefix: str, cutting: Cutting) -> None:
+    s3.put_object(Bucket=BUCKET, Key=f"{prefix}/{MANIFEST}", Body=b"x" * 10_000)
+    left = iter((5_000,))
+    cutting.cut_answer = lambda request: next(left, 400)  # its head, and no byte more
+    with pytest.raises(Unavailable):
+        place_of(prefix).read_manifest()
+    assert cutting.cuts > 3
+
+
+def test_an_object_that_is_replaced_while_it_is_read_is_an_error(
+    s3: Any, prefix: str, cutting: Cutting
+) -> None:
+    s3.put_object(Bucket=BUCKET, Key=f"{prefix}/{MANIFEST}", Body=b"x" * 100_000)
+    cuts = iter((5_000,))
+    cutting.cut_answer = lambda request: next(cuts, None)
+    with place_of(prefix).store.open(MANIFEST) as reader:
+        s3.put_object(Bucket=BUCKET, Key=f"{prefix}/{MANIFEST}", Body=b"y" * 100_000)
+        with pytest.raises(Error) as replaced:
+            while reader.read(10_000):
+                pass
+    assert "damaged" == replaced.value.code
+
+
+def test_more_objects_than_one_answer_lists_and_those_of_another_prefix(
+    s3: Any, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(7):
+        s3.put_object(Bucket=BUCKET, Key=f"{prefix}/{number}/{0:020}.batches", Body=b"1")
+    s3.put_object(Bucket=BUCKET, Key=f"{prefix}-b/8/{0:020}.batches", Body=b"1")
+    store = place_of(prefix).store
+    lists = store._client.list_objects_v2
+    asked = []
+
+    def of_three(**given: Any) -> Any:
+        asked.append(given)
+        return lists(MaxKeys=3, **given)
+
+    monkeypatch.setattr(store._client, "list_objects_v2", of_three)
+    assert [f"{number}/{0:020}.batches" for number in range(7)] == sorted(store.listed())
+    assert 3 == len(asked)
+
+
+def test_files_of_another_export_that_do_not_continue_ours_are_left_alone(
+    topic: str, client: Client, on_node: str, s3: Any, prefix: str
+) -> None:
+    """Of two first exports, with a trim between them, both killed, neither blocks what comes after them."""
+    to_bucket(on_node, topic, place_of(prefix))
+    handle = client.topic(topic)
+    handle.delete_before(30, partition=1)
+    to_bucket(on_node, topic, place_of(f"{prefix}-b"))
+    found = objects(s3, BUCKET, f"{prefix}-b")
+    others = sorted(name for name in found if name.startswith("1/"))
+    mine = sorted(name for name in objects(s3, BUCKET, prefix) if name.startswith("1/"))
+    assert others[0] not in mine, "the trim moved where files begin"
+    for name in [MANIFEST, *mine[2:]]:
+        s3.delete_object(Bucket=BUCKET, Key=f"{prefix}/{name}")
+    for name in others[1:]:
+        s3.put_object(Bucket=BUCKET, Key=f"{prefix}/{name}", Body=found[name])
+    manifest, _ = to_bucket(on_node, topic, place_of(prefix))
+    assert (0, 60) == (manifest.partitions[1].start_offset, manifest.partitions[1].end_offset)
+    assert is_whole(prefix)
+
+
+def test_an_object_that_was_changed_is_found(kept: str, on_node: str, s3: Any, prefix: str) -> None:
+    to_bucket(on_node, kept, place_of(prefix))
+    name = f"1/{0:020}.batches"
+    data = bytearray(objects(s3, BUCKET, prefix)[name])
+    data[len(data) // 2] ^= 1
+    s3.put_object(Bucket=BUCKET, Key=f"{prefix}/{name}", Body=bytes(data))
+    with pytest.raises(Error) as damaged:
+        plan_import(place_of(prefix), None)
+    assert "damaged" == damaged.value.code and name in str(damaged.value)
+    s3.delete_object(Bucket=BUCKET, Key=f"{prefix}/{name}")
+    for work in (
+        lambda: plan_import(place_of(prefix), None),
+        lambda: to_bucket(on_node, kept, place_of(prefix)),
+    ):
+        with pytest.raises(Error) as missing:
+            work()
+        assert "damaged" == missing.value.code and "missing" in str(missing.value)
+
+
+@pytest.mark.parametrize("ignored", ["IfNoneMatch", "IfMatch"])
+def test_a_store_that_ignores_conditions_is_refused(
+    ignored: str, kept: str, on_node: str, s3: Any, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = place_of(prefix)
+    put = place.store._client.put_object
+    monkeypatch.setattr(
+        place.store._client,
+        "put_object",
+        lambda **given: put(**{name: value for name, value in given.items() if name != ignored}),
+    )
+    with pytest.raises(Error) as refused:
+        to_bucket(on_node, kept, place)
+    assert "unsupported" == refused.value.code
+    assert {} == objects(s3, BUCKET, prefix)
+
+
+def test_a_value_larger_than_one_request_is_uploaded_in_parts(
+    kept: str, on_node: str, s3: Any, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bucket_module, "MOST_PUT_BYTES", 100_000)
+    to_bucket(on_node, kept, place_of(prefix))
+    assert is_whole(prefix)
+
+
+@pytest.mark.parametrize(
+    ("place", "code"),
+    [
+        ("s3://", "bad_place"),
+        ("s3://bucket", "bad_place"),
+        ("s3://bucket/", "bad_place"),
+        ("s3://Bu_CKET/a", "bad_place"),
+        ("s3://bucket/a\nb", "bad_place"),
+        ("s3:/bucket/a", "bad_place"),
+        ("s3://bucket/a/../b", "bad_place"),
+        ("s3://bucket/a//b", "bad_place"),
+        ("gs://bucket/a", "bad_place"),
+        ("s3://there-is-no-such-bucket/a", "object_store"),
+    ],
+)
+def test_a_wrong_place_is_named(
+    place: str, code: str, on_node: str, as_configured: None, laminar: Command
+) -> None:
+    ran = laminar("topic", "export", "a-topic", place)
+    assert ran.code in (1, 2) and ran.err.startswith(f"laminar: {code}: {place.splitlines()[0]}"), ran.err
+    assert "field=to" in ran.err
+    ran = laminar("topic", "import", place)
+    assert ran.code in (1, 2) and f"{code}: {place.splitlines()[0]}" in ran.err and "field=from" in ran.err
+
+
+def test_a_secret_in_a_place_or_an_endpoint_is_not_printed(
+    as_configured: None, prefix: str, monkeypatch: pytest.MonkeyPatch, laminar: Command
+) -> None:
+    monkeypatch.setattr(store_module, "ATTEMPTS", 1)
+    for place, endpoint in (
+        ("s3://KEY:pa55@bucket/a", "http://127.0.0.1:9"),
+        ("s3://bucket/a", "http://user:pa55@127.0.0.1:9"),
+    ):
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", endpoint)
+        ran = laminar("topic", "import", place)
+        assert (ran.code and "object_store" in ran.err) or "bad_place" in ran.err
+        assert "pa55" not in ran.err, ran.err
+
+
+def test_other_objects_below_the_prefix_are_refused(
+    kept: str, on_node: str, s3: Any, prefix: str, laminar: Command
+) -> None:
+    s3.put_object(Bucket=BUCKET, Key=f"{prefix}/photo.jpg", Body=b"")
+    ran = laminar("topic", "export", kept, f"s3://{BUCKET}/{prefix}")
+    assert 2 == ran.code and "not_a_backup" in ran.err and "photo.jpg" in ran.err
+    ran = laminar("topic", "import", f"s3://{BUCKET}/{prefix}")
+    assert 2 == ran.code and "not_a_backup" in ran.err
+
+
+def test_a_store_that_does_not_answer_and_credentials_that_are_missing_are_named(
+    s3: Any, prefix: str, monkeypatch: pytest.MonkeyPatch, laminar: Command
+) -> None:
+    monkeypatch.setattr(store_module, "ATTEMPTS", 1)
+    with monkeypatch.context() as patch:
+        patch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:9")
+        with pytest.raises(Unavailable) as away:
+            manifest_of(place_of(prefix))
+        assert "127.0.0.1:9" in str(away.value)
+    with monkeypatch.context() as patch:
+        patch.delenv("AWS_ACCESS_KEY_ID")
+        patch.delenv("AWS_SECRET_ACCESS_KEY")
+        with pytest.raises(ConfigError) as nobody:
+            manifest_of(place_of(prefix))
+        assert "AWS_PROFILE" in str(nobody.value)
+    with monkeypatch.context() as patch:
+        patch.setenv("AWS_ENDPOINT_URL_S3", "no url")
+        with pytest.raises(ConfigError) as wrong:
+            place_of(prefix)
+        assert "no url" in str(wrong.value)
+
+
+def test_without_the_extra_it_is_named(monkeypatch: pytest.MonkeyPatch, laminar: Command) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "boto3", None)
+    ran = laminar("topic", "export", "a-topic", "s3://bucket/a")
+    assert 2 == ran.code and "laminar-mq[s3]" in ran.err
+
+
+def test_a_full_disk_for_temporary_files_is_named_and_its_file_is_removed(
+    kept: str, on_node: str, s3: Any, prefix: str, tmp_path: Path
+) -> None:
+    """The limit of a file's length is that of a disk."""
+    (tmp_path / "t").mkdir()
+    limited = "import resource, signal, os, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
+    limited += (
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000)); os.execv(sys.argv[1], sys.argv[1:])"
+    )
+    command = [sys.executable, "-m", "laminar.cli", "topic", "export", kept, f"s3://{BUCKET}/{prefix}"]
+    environment = {**os.environ, "LAMINAR_URL": on_node, "TMPDIR": str(tmp_path / "t")}
+    environment["PYTHONDONTWRITEBYTECODE"] = "1"
+    ran = subprocess.run(
+        [sys.executable, "-c", limited, *command], env=environment, capture_output=True, text=True
+    )
+    assert 1 == ran.returncode
+    assert str(tmp_path / "t") in ran.stderr and "File too large" in ran.stderr, ran.stderr
+    assert [] == list((tmp_path / "t").iterdir())
+    to_bucket(on_node, kept, place_of(prefix))
+    assert is_whole(prefix)
+
+
+def test_an_export_is_interrupted_although_the_store_does_not_answer(
+    kept: str, on_node: str, s3: Any, prefix: str
+) -> None:
+    """A second Ctrl-C ends it at once; it says so after the first."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        environment = {**os.environ, "LAMINAR_URL": on_node, "AWS_ENDPOINT_URL_S3": url}
+        command = [sys.executable, "-m", "laminar.cli", "topic", "export", kept, f"s3://{BUCKET}/{prefix}"]
+        with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
+            with silent.accept()[0] as asked:
+                assert asked.recv(1)
+                process.send_signal(signal.SIGINT)
+                assert process.stderr is not None and "Ctrl-C again" in process.stderr.readline()
+                process.send_signal(signal.SIGINT)
+                assert -signal.SIGINT == process.wait(60)
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "raised", "said"),
+    [
+        ("200 OK", "<html>a console</html>", Unavailable, "none of S3's"),
+        ("403 Forbidden", "<html>no</html>", Error, "HTTP 403"),
+        ("404 Not Found", "<html>no</html>", Error, "HTTP 404"),
+        ("502 Bad Gateway", "<html>no</html>", Unavailable, "HTTP 502"),
+    ],
+)
+def test_an_endpoint_that_is_none_of_s3_is_named(
+    status: str,
+    body: str,
+    raised: type[Error],
+    said: str,
+    s3: Any,
+    prefix: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(store_module, "ATTEMPTS", 2)
+    monkeypatch.setattr(store_module, "RETRY_S", 0.001)
+    page = f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n{body}".encode()
+    with object_store.answering(page) as url:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", url)
+        with pytest.raises(raised) as named:
+            place_of(prefix).read_manifest()
+    assert said in str(named.value) and "object_store" == named.value.code
+    assert isinstance(named.value, Unavailable) == (raised is Unavailable)
+
+
+def test_a_conflict_at_the_store_is_repeated(s3: Any, prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As S3 asks for it, when two writes of one name meet."""
+    import botocore.exceptions
+
+    monkeypatch.setattr(store_module, "RETRY_S", 0.001)
+    store = place_of(prefix).store
+    put, conflicts = store._client.put_object, iter((1, 2))
+    answer: Any = {
+        "Error": {"Code": "ConditionalRequestConflict"},
+        "ResponseMetadata": {"HTTPStatusCode": 409},
+    }
+
+    def conflicting(**given: Any) -> Any:
+        if next(conflicts, None):
+            raise botocore.exceptions.ClientError(answer, "PutObject")
+        return put(**given)
+
+    monkeypatch.setattr(store._client, "put_object", conflicting)
+    store.put("1", io.BytesIO(b"1"), only_new=True)
+    assert {"1": b"1"} == objects(s3, BUCKET, prefix)
+
+
+def test_the_probes_of_killed_exports_are_removed_after_a_day(
+    kept: str, on_node: str, s3: Any, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    s3.put_object(Bucket=BUCKET, Key=f"{prefix}/.writing-0", Body=b"1")
+    s3.put_object(Bucket=BUCKET, Key=f"{prefix}/", Body=b"")  # as a page of a store makes a "folder"
+    to_bucket(on_node, kept, place_of(prefix))
+    assert ".writing-0" in objects(s3, BUCKET, prefix)
+    monkeypatch.setattr(bucket_module, "PROBE_KEPT", timedelta(0))
+    to_bucket(on_node, kept, place_of(prefix))
+    assert not [name for name in objects(s3, BUCKET, prefix) if name.startswith(".")]
+
+
+def test_the_manifest_is_json_with_the_names_of_the_objects(
+    kept: str, on_node: str, s3: Any, prefix: str
+) -> None:
+    to_bucket(on_node, kept, place_of(prefix), form="jsonl")
+    found = objects(s3, BUCKET, prefix)
+    listed = json.loads(found[MANIFEST])["partitions"][1]["files"]
+    lines = [json.loads(line) for each in listed for line in found[each["name"]].splitlines()]
+    assert list(range(60)) == [line["offset"] for line in lines]
