@@ -151,33 +151,29 @@ class Bucket(Place):
         return ObjectWriter(self, name)
 
     def create(self, name: str, file: BinaryIO, size: int, digest: bytes) -> None:
-        """Create an object from a file. `digest` is its SHA-256, which the store verifies.
+        """Create an object from a file, and verify it: `digest` is its SHA-256.
 
         Raises:
             Error: (`in_use`) there is an object of that name with other bytes: another export created it.
         """
-        if size > MOST_PUT_BYTES:
-            self._upload(name, file, digest)
-        else:
-            try:
+        try:
+            if size > MOST_PUT_BYTES:
+                file.seek(0)
+                self.store.upload(name, file, size)
+                self._compare(name, digest)  # the store verified no digest of the whole
+            else:
                 self.store.put(name, file, sha256=base64.b64encode(digest).decode(), only_new=True)
-            except Exists:
-                self._compare(name, digest)
+        except Exists:
+            self._compare(name, digest)
         self._sizes[name] = size
 
-    def _upload(self, name: str, file: BinaryIO, digest: bytes) -> None:
-        """Create an object that is too large for one PUT, if there is none: its upload has no condition."""
-        try:
-            self.store.open(name).close()
-        except Missing:
-            file.seek(0)
-            self.store.upload(name, file)
-            return
-        self._compare(name, digest)
-
     def _compare(self, name: str, digest: bytes) -> None:
-        """Compare an object that is there with the bytes that were to be written."""
-        if digest_of(self, name)[1] != digest.hex():
+        """Compare an object that is there with the bytes that were to be written. Raises `Error`."""
+        try:
+            found = digest_of(self, name)[1]
+        except FileNotFoundError:
+            raise self.store.unreadable(self.path_of(name), "it is missing after it was written") from None
+        if found != digest.hex():
             raise self._in_use(name)
 
     @property

@@ -249,7 +249,8 @@ class _Export:
             if name in listed:
                 continue
             is_shared = self._place.export != ""
-            if offset < held.end and (self._form == "batch" or not is_shared):
+            below = held.end if is_shared else 0 if known is None else known.end_offset
+            if offset < below and (self._form == "batch" or not is_shared):
                 continue
             if self._form != "batch":  # its records can't be compared with the topic's: written again
                 self._place.drop(name)

@@ -104,10 +104,11 @@ class Folder(Place):
 
     def read_manifest(self) -> bytes | None:
         """Return the bytes of the manifest; None if there is none."""
-        if not os.path.lexists(self.path / MANIFEST):
+        try:
+            with open_plain(self.path, MANIFEST) as file:
+                return file.read(MOST_MANIFEST_BYTES)
+        except FileNotFoundError:
             return None
-        with open_plain(self.path, MANIFEST) as file:
-            return file.read(MOST_MANIFEST_BYTES)
 
     def put_manifest(self, data: bytes) -> None:
         """Replace the manifest, durably."""

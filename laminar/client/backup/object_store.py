@@ -10,6 +10,7 @@ goes on where its connection broke.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import re
 import time
@@ -26,11 +27,14 @@ LONGEST_PAUSE_S = 10.0
 CONNECT_TIMEOUT_S = 10
 ANSWER_TIMEOUT_S = 60
 READ_BYTES = 4 << 20
+PART_BYTES = 16 << 20
+MOST_PARTS: Final = 10_000
+"""S3's limit of an upload in parts."""
 
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,254}\Z", re.ASCII)
 _PREFIX = re.compile(r"[A-Za-z0-9!_.*'()=+@,:&$/-]{1,900}\Z", re.ASCII)
 _ALLOWED = "s3://BUCKET/PREFIX, with a prefix of 1 to 900 letters, digits and !_.*'()=+@,:&$/-, no . or .."
-_SECRET = re.compile(r"//[^/@\s]*@")
+_SECRET = re.compile(r"//\S*@|\?\S*")
 
 
 class Exists(Exception):
@@ -187,13 +191,37 @@ class ObjectStore:
         if only_etag is not None:
             more["IfMatch"] = only_etag
         try:
-            self._call("put_object", name, Body=body, **more)
+            self._call("put_object", name, _has_etag, Body=body, **more)
         except Missing:  # as stores say it of `only_etag`
             raise Exists from None
 
-    def upload(self, name: str, file: BinaryIO) -> None:
-        """Write an object of any size, in parts. It replaces another one."""
-        self._call("upload_fileobj", name, Fileobj=file)
+    def upload(self, name: str, file: BinaryIO, size: int) -> None:
+        """Create an object of any size from a file, in parts.
+
+        Raises:
+            Exists: there is an object. It may be of this upload, whose last answer was lost.
+        """
+        begun = self._call("create_multipart_upload", name, lambda answer: "UploadId" in answer)
+        upload = {"UploadId": begun["UploadId"]}
+        part_bytes = max(PART_BYTES, -(-size // MOST_PARTS))
+        parts: list[dict[str, Any]] = []
+        try:
+            while data := file.read(part_bytes):
+                number = len(parts) + 1
+                answer = self._call("upload_part", name, _has_etag, Body=data, PartNumber=number, **upload)
+                parts.append({"ETag": answer["ETag"], "PartNumber": number})
+            self._call(
+                "complete_multipart_upload",
+                name,
+                _has_etag,
+                MultipartUpload={"Parts": parts},
+                IfNoneMatch="*",
+                **upload,
+            )
+        except BaseException:
+            with contextlib.suppress(Error, Exists, Missing):
+                self._call("abort_multipart_upload", name, **upload)
+            raise
 
     def delete(self, name: str) -> None:
         """Delete an object, if it exists."""
@@ -213,8 +241,7 @@ class ObjectStore:
         for attempt in range(ATTEMPTS):
             if attempt:
                 pause(attempt)
-            if self._is_stopped:
-                break
+            self.check_stopped(where)
             if hasattr(more.get("Body"), "seek"):
                 more["Body"].seek(0)
             try:
@@ -225,6 +252,8 @@ class ObjectStore:
                     raise Exists from None
                 if code == "NoSuchKey" and name is not None:
                     raise Missing from None
+                if code == "NoSuchUpload":  # it is complete, or another export has ended it
+                    raise Exists from None
                 trouble = self.refused(error, where)
                 # The store asks for it; or the answer ended within its head.
                 was_cut = isinstance(error, ValueError) or (status and not _is_of_s3(code))
@@ -236,7 +265,13 @@ class ObjectStore:
             trouble = self.unreadable(where, "the answer is none of S3's, or not whole")
             if "Body" in answer:
                 answer["Body"].close()
-        raise trouble or self.unreadable(where, "interrupted")
+        assert trouble is not None, "every attempt returned or left an error"
+        raise trouble
+
+    def check_stopped(self, where: str) -> None:
+        """Raise `Error` after `stop`; `where` names the object."""
+        if self._is_stopped:
+            raise self.unreadable(where, "interrupted")
 
     # -- errors ----------------------------------------------------------------------------
 
@@ -281,7 +316,11 @@ class ObjectReader(io.RawIOBase):
         self._store = store
         self._name = name
         self._at = 0
-        answer = store.get(name)
+        self._is_first = True
+        self._open()
+
+    def _open(self) -> None:
+        answer = self._store.get(self._name)
         self._body = answer["Body"]
         self.etag: str = answer["ETag"]
         """The version of the object."""
@@ -296,6 +335,7 @@ class ObjectReader(io.RawIOBase):
         attempt = 0
         why = ""
         while self._at < self._size:
+            self._store.check_stopped(self._store.path_of(self._name))
             if attempt == ATTEMPTS:
                 raise self._store.unreadable(self._store.path_of(self._name), why)
             if attempt:
@@ -311,11 +351,25 @@ class ObjectReader(io.RawIOBase):
             if data:
                 buffer[: len(data)] = data
                 self._at += len(data)
+                self._verify_end()
                 return len(data)
         return 0
 
+    def _verify_end(self) -> None:
+        """Let boto3 compare the checksum that the store sent, which it does after the last byte."""
+        if self._at == self._size and self._is_first:
+            try:
+                self._body.read(1)
+            except _errors() as error:
+                path = self._store.path_of(self._name)
+                raise self._store.unreadable(path, f"the bytes that came are others: {error}") from None
+
     def _reopen(self) -> None:
         self._body.close()
+        if self._at == 0:
+            self._open()
+            return
+        self._is_first = False
         answer = self._store.get(self._name, after=self._at, etag=self.etag)
         self._body = answer["Body"]
         if answer["ContentLength"] != self._size - self._at:
@@ -330,8 +384,8 @@ class ObjectReader(io.RawIOBase):
 
 
 def masked(text: str) -> str:
-    """Return `text` without what stands before an @ in a URL: it may be a secret."""
-    return _SECRET.sub("//…@", text)
+    """Return `text` without what stands before an @ or after a ? in a URL: it may be a secret."""
+    return _SECRET.sub(lambda found: "//…@" if found[0].endswith("@") else "?…", text)
 
 
 def pause(attempt: int) -> None:
@@ -340,8 +394,12 @@ def pause(attempt: int) -> None:
 
 
 def _is_whole_get(answer: dict[str, Any]) -> bool:
+    return "ContentLength" in answer and _has_etag(answer)
+
+
+def _has_etag(answer: dict[str, Any]) -> bool:
     etag = answer.get("ETag", "")
-    return "ContentLength" in answer and len(etag) > 2 and etag[-1] == '"'
+    return len(etag) > 2 and etag[-1] == '"'
 
 
 def _code_and_status(error: Exception) -> tuple[str, int]:

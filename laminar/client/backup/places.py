@@ -19,7 +19,7 @@ def place_at(text: str, *, field: str) -> Place:
     """
     if text.startswith(SCHEME):
         return Bucket(text, field=field)
-    if "://" in text or text.startswith("s3:"):
+    if "://" in text or text.lower().startswith("s3:"):
         raise ConfigError(
             f"{masked(text)} is neither a folder nor s3://BUCKET/PREFIX",
             code="bad_place",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import io
 import json
 import os
@@ -10,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
 from itertools import count
@@ -212,14 +214,16 @@ def test_of_two_exports_at_a_time_one_is_refused_and_the_backup_stays_whole(
     place = place_of(prefix)
     go_on = getattr(place, stops_at)
     others = 0
+    one_by_one = threading.Lock()  # partitions are written side by side, by threads
 
     def other_first(*arguments: Any) -> Any:
         nonlocal others
-        if not others:
-            others += 1
-            client.topic(topic).append(b"meanwhile", partition=1)
-            to_bucket(on_node, topic, place_of(prefix), form=form)
-            client.topic(topic).append(b"after", partition=1)
+        with one_by_one:
+            if not others:
+                others += 1
+                client.topic(topic).append(b"meanwhile", partition=1)
+                to_bucket(on_node, topic, place_of(prefix), form=form)
+                client.topic(topic).append(b"after", partition=1)
         return go_on(*arguments)
 
     setattr(place, stops_at, other_first)
@@ -405,6 +409,79 @@ def test_a_value_larger_than_one_request_is_uploaded_in_parts(
     assert is_whole(prefix)
 
 
+PARTS = bytes(range(256)) * 50_000  # 12.8 MB: three parts, of which S3 wants 5 MiB at least but for the last
+
+
+def created(prefix: str, data: bytes) -> None:
+    """Create an object of these bytes, in parts."""
+    place_of(prefix).create("1", io.BytesIO(data), len(data), hashlib.sha256(data).digest())
+
+
+@pytest.fixture
+def in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bucket_module, "MOST_PUT_BYTES", 1)
+    monkeypatch.setattr(store_module, "PART_BYTES", 5 << 20)
+
+
+@pytest.mark.parametrize("least", [0, 60, 200])
+def test_an_upload_in_parts_whose_answers_are_lost_is_whole(
+    least: int, s3: Any, prefix: str, cutting: Cutting, in_parts: None
+) -> None:
+    seen: set[str] = set()
+
+    def first_time(request: str) -> int | None:
+        is_new = request not in seen and not request.startswith("GET")
+        seen.add(request)
+        return least if is_new else None
+
+    cutting.cut_answer = first_time
+    created(prefix, PARTS)
+    assert 5 <= cutting.cuts
+    assert {"1": PARTS} == objects(s3, BUCKET, prefix)
+
+
+@pytest.mark.parametrize("operation", ["create_multipart_upload", "upload_part", "complete_multipart_upload"])
+def test_an_upload_in_parts_that_a_gateway_refuses_is_whole(
+    operation: str, s3: Any, prefix: str, in_parts: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once by a page that is none of S3, which is repeated; or for good, and then nothing is there."""
+    import botocore.exceptions
+
+    monkeypatch.setattr(store_module, "RETRY_S", 0.001)
+    answer: Any = {"Error": {"Code": "502"}, "ResponseMetadata": {"HTTPStatusCode": 502}}
+    refusals = iter(range(1 + store_module.ATTEMPTS))
+    connected = ObjectStore._connected
+
+    def refusing(store: ObjectStore, text: str) -> Any:
+        client = connected(store, text)
+        carry_out = getattr(client, operation)
+
+        def refused(**given: Any) -> Any:
+            if next(refusals, None) is not None:
+                raise botocore.exceptions.ClientError(answer, operation)
+            return carry_out(**given)
+
+        setattr(client, operation, refused)
+        return client
+
+    monkeypatch.setattr(ObjectStore, "_connected", refusing)
+    with pytest.raises(Unavailable):
+        created(prefix, PARTS)
+    assert {} == objects(s3, BUCKET, prefix)
+    created(prefix, PARTS)
+    assert {"1": PARTS} == objects(s3, BUCKET, prefix)
+    assert not s3.list_multipart_uploads(Bucket=BUCKET, Prefix=f"{prefix}/").get("Uploads")
+
+
+def test_an_object_in_parts_is_not_replaced(s3: Any, prefix: str, in_parts: None) -> None:
+    created(prefix, PARTS)
+    created(prefix, PARTS)
+    with pytest.raises(ConfigError) as refused:
+        created(prefix, PARTS[1:])
+    assert "in_use" == refused.value.code
+    assert {"1": PARTS} == objects(s3, BUCKET, prefix)
+
+
 @pytest.mark.parametrize(
     ("place", "code"),
     [
@@ -414,6 +491,7 @@ def test_a_value_larger_than_one_request_is_uploaded_in_parts(
         ("s3://Bu_CKET/a", "bad_place"),
         ("s3://bucket/a\nb", "bad_place"),
         ("s3:/bucket/a", "bad_place"),
+        ("S3:/bucket/a", "bad_place"),
         ("s3://bucket/a/../b", "bad_place"),
         ("s3://bucket/a//b", "bad_place"),
         ("gs://bucket/a", "bad_place"),
@@ -436,6 +514,8 @@ def test_a_secret_in_a_place_or_an_endpoint_is_not_printed(
     monkeypatch.setattr(store_module, "ATTEMPTS", 1)
     for place, endpoint in (
         ("s3://KEY:pa55@bucket/a", "http://127.0.0.1:9"),
+        ("s3://KEY:x/pa55@bucket/a", "http://127.0.0.1:9"),
+        ("s3://bucket/a?X-Amz-Signature=pa55", "http://127.0.0.1:9"),
         ("s3://bucket/a", "http://user:pa55@127.0.0.1:9"),
     ):
         monkeypatch.setenv("AWS_ENDPOINT_URL_S3", endpoint)
@@ -548,6 +628,43 @@ def test_an_endpoint_that_is_none_of_s3_is_named(
             place_of(prefix).read_manifest()
     assert said in str(named.value) and "object_store" == named.value.code
     assert isinstance(named.value, Unavailable) == (raised is Unavailable)
+
+
+def test_an_export_in_the_background_ignores_ctrl_c(kept: str, on_node: str, s3: Any, prefix: str) -> None:
+    """As a shell lets a command that ends with `&` do."""
+    ignoring = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); "
+    ignoring += "os.execv(sys.argv[1], sys.argv[1:])"
+    command = [sys.executable, "-m", "laminar.cli", "topic", "export", kept, f"s3://{BUCKET}/{prefix}"]
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        environment = {**os.environ, "LAMINAR_URL": on_node, "AWS_ENDPOINT_URL_S3": url}
+        with subprocess.Popen([sys.executable, "-c", ignoring, *command], env=environment) as process:
+            with silent.accept()[0] as asked:
+                assert asked.recv(1)
+                status = Path(f"/proc/{process.pid}/status").read_text()
+                process.kill()
+    ignored = next(line.split()[1] for line in status.splitlines() if line.startswith("SigIgn:"))
+    assert int(ignored, 16) & 1 << signal.SIGINT - 1
+
+
+def test_a_manifest_whose_bytes_changed_on_the_way_is_not_taken(
+    s3: Any, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    s3.put_object(Bucket=BUCKET, Key=f"{prefix}/{MANIFEST}", Body=b"x" * 100, ChecksumAlgorithm="CRC32")
+    place = place_of(prefix)
+    get = place.store._client.get_object
+
+    def changed(**given: Any) -> Any:
+        answer = get(**given)
+        raw = answer["Body"]._raw_stream
+        read = raw.read
+        raw.read = lambda *amount: read(*amount).replace(b"xx", b"xy", 1)
+        return answer
+
+    monkeypatch.setattr(place.store._client, "get_object", changed)
+    with pytest.raises(Unavailable) as other:
+        place.read_manifest()
+    assert "others" in str(other.value)
 
 
 def test_a_conflict_at_the_store_is_repeated(s3: Any, prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -149,6 +149,8 @@ def _run(
 
     Ctrl-C ends it when the request or write that is under way in a thread has ended; a second one, at once.
     """
+    # A shell lets a command in the background ignore Ctrl-C.
+    is_interruptible = signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
     async def run() -> Any:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
@@ -161,7 +163,8 @@ def _run(
             if task is not None:
                 task.cancel()
 
-        loop.add_signal_handler(signal.SIGINT, interrupt)
+        if is_interruptible:
+            loop.add_signal_handler(signal.SIGINT, interrupt)
         client = connect(
             cluster.url,
             token=cluster.token,
