@@ -102,6 +102,33 @@ async def test_comes_after_it():
     await asyncio.sleep(0)
 """
 
+KEEPS_DATA = """
+import pytest
+
+@pytest.fixture
+def breaks_before(tmp_path):
+    (tmp_path / "x").write_text("x")
+    raise OSError
+
+@pytest.fixture
+def breaks_behind(tmp_path):
+    yield
+    raise OSError
+
+def test_passes(tmp_path):
+    (tmp_path / "x").write_text("x")
+
+def test_fails(tmp_path):
+    (tmp_path / "x").write_text("x")
+    assert False
+
+def test_is_not_set_up(breaks_before):
+    pass
+
+def test_is_not_torn_down(breaks_behind, tmp_path):
+    (tmp_path / "x").write_text("x")
+"""
+
 OPENS_A_SOCKET = """
 import socket
 
@@ -157,6 +184,16 @@ def test_garbage_that_warns_fails_the_module_that_left_it(tmp_path: Path) -> Non
     (error,) = [line for line in output.splitlines() if line.startswith("ERROR")]
     assert "test_earlier.py::test_forgets_a_socket" in error
     assert "2 passed, 1 error" in output
+
+
+def test_only_a_test_that_did_not_pass_keeps_its_data(tmp_path: Path) -> None:
+    """Also one of which only a fixture failed, before it or behind it."""
+    status, output = run_pytest(tmp_path, KEEPS_DATA)
+
+    assert 1 == status, output
+    assert "1 failed, 2 passed, 2 errors" in output
+    kept = {path.parent.name for path in (tmp_path / "tmp").glob("*0/x")}
+    assert {"test_fails0", "test_is_not_set_up0", "test_is_not_torn_down0"} == kept
 
 
 def test_a_time_limit_ends_a_test_that_waits_in_the_loop(tmp_path: Path) -> None:

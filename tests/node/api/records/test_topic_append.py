@@ -6,6 +6,7 @@ import asyncio
 import json
 import random
 import threading
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +37,8 @@ def lines(*records: tuple[str, bytes | None]) -> bytes:
 
 def key_in(first: int, end: int, number: int = 0) -> bytes:
     """Return a key of the logical partitions from `first` to before `end`."""
-    found = [key for key in (b"k%d" % each for each in range(100_000)) if first <= logical_of_key(key) < end]
-    return found[number]
+    found = (key for key in map(b"k%d".__mod__, count()) if first <= logical_of_key(key) < end)
+    return next(islice(found, number, None))
 
 
 HALF = LOGICAL_PARTITIONS // 2
