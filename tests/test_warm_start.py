@@ -7,10 +7,11 @@ import json
 import os
 import resource
 import select
+import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +41,15 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def started(
-    start: Start, log: Path, way: str, *, env: Mapping[str, str] | None = None, lifeline: int | None = None
+    start: Start,
+    log: Path,
+    way: str,
+    *,
+    env: Mapping[str, str] | None = None,
+    lifeline: int | None = None,
+    prefix: Sequence[str] = (),
 ) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-P", "-m", PROBE, way, "ü and more"]
+    command = [*prefix, sys.executable, "-P", "-m", PROBE, way, "ü and more"]
     with open(log, "w+b") as opened:
         return start(command, env=env or environment(), log=opened, lifeline=lifeline)
 
@@ -94,6 +101,29 @@ def test_a_forked_process_is_what_an_executed_one_is(
 
             assert executed == forked
             assert (tied is not None) == forked["leads"]
+
+
+def test_it_is_in_the_network_that_its_command_names(servers: Servers, tmp_path: Path) -> None:
+    """`ip netns exec` before it: all else is as without."""
+    ip = shutil.which("ip")
+    name = f"laminar-warm-{os.getpid()}"
+    if ip is None or subprocess.run([ip, "netns", "add", name], capture_output=True).returncode != 0:
+        pytest.skip("no network namespaces: not root, or no command ip")
+    inside = (ip, "netns", "exec", name)
+    try:
+        executed, forked, outside = (
+            said(start, tmp_path / "log", prefix=prefix)[1]["state"]
+            for start, prefix in ((execute, inside), (servers.start_process, inside), (execute, ()))
+        )
+        process = started(servers.start_process, tmp_path / "log", "", prefix=inside)
+        assert 0 == process.wait(LIMIT_S)
+    finally:
+        subprocess.run([ip, "netns", "del", name], check=True)
+
+    assert isinstance(process, ForkedProcess)
+    assert executed == forked
+    assert outside.pop("network") != forked.pop("network")
+    assert outside == forked
 
 
 def test_it_has_loaded_what_an_executed_one_has_loaded(servers: Servers, tmp_path: Path) -> None:

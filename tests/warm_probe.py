@@ -62,6 +62,7 @@ def state() -> dict[str, object]:
         ],
         "recursion": sys.getrecursionlimit(),
         "switch": sys.getswitchinterval(),
+        "network": os.readlink("/proc/self/ns/net"),
     }
 
 

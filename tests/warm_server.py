@@ -36,6 +36,7 @@ MAX_REQUEST_BYTES = 60_000
 # What a node's command line and environment may take: the server's own are at least as long.
 ROOM_BYTES = 16_000
 REAP = b"r"
+_CLONE_NEWNET = 0x40000000  # linux/sched.h
 # "p" and a pid, or "e" and how it ended, as a `Popen.returncode`.
 MESSAGE = struct.Struct("=ci")
 
@@ -51,6 +52,8 @@ class Request(msgspec.Struct, frozen=True):
     folder: str
     files: tuple[int, int]
     """The limits of open files, soft and hard."""
+    network: str = ""
+    """The name of a network namespace, if it is not that of the server."""
 
 
 def main() -> None:
@@ -146,6 +149,8 @@ def _run(request: Request) -> int | None:
 def _become(request: Request, server: int, channel: int, log: int, lifeline: int | None = None) -> None:
     """Make this forked process what a newly executed one would be, and say that it is."""
     die_with_parent(server)
+    if request.network:
+        _enter_network(request.network)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     nothing = os.open(os.devnull, os.O_RDONLY)
     for fd, wanted in ((nothing, 0), (log, 1), (log, 2)):
@@ -169,6 +174,15 @@ def _become(request: Request, server: int, channel: int, log: int, lifeline: int
         parent_death.tie(lifeline)
     os.write(channel, MESSAGE.pack(b"p", os.getpid()))
     os.close(channel)
+
+
+def _enter_network(name: str) -> None:
+    """Do as `ip netns exec`, but for the mounts, which a node does not look at."""
+    fd = os.open(f"/run/netns/{name}", os.O_RDONLY | os.O_CLOEXEC)
+    if ctypes.CDLL(None, use_errno=True).setns(fd, _CLONE_NEWNET) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"setns: {os.strerror(number)}", name)
+    os.close(fd)
 
 
 def _first_of_path(environment: Mapping[str, str]) -> list[str]:

@@ -4,9 +4,10 @@ Four fifths of a node's start are imports, and a run of all tests starts some 40
 starts its nodes by `nodes.start_process`; a run of pytest puts `Servers.start_process` there. What a node
 does after its imports is the same: a process with the command line, environment, descriptors, group and
 limits that it was given, and a parent that sees how it ended (`tests/test_warm_start.py` compares both ways).
-What cannot be the same is executed by a new interpreter: another program, a variable that interpreter or C
-library read at their start, a process that has left this one's namespaces or processors. The modules in
-`EXECUTED` start their nodes in the ordinary way, so that this is tested, too.
+What is started by `ip netns exec` is forked into that network. What cannot be the same is executed by a new
+interpreter: another program, a variable that interpreter or C library read at their start, a process that
+has left this one's namespaces or processors. The modules in `EXECUTED` start their nodes in the ordinary way,
+so that this is tested, too.
 """
 
 from __future__ import annotations
@@ -40,6 +41,9 @@ PROGRAMS = {
     "tests.cluster.faults.launch": NODE,
     "tests.cluster.held_start": NODE,
     "tests.outbox.relaying": "tests.outbox.relaying",
+    # Clients, which have much in common with a node, and too few for a server of their own.
+    "tests.client.member_program": NODE,
+    "tests.cluster.faults.consumer": NODE,
 }
 ROOT = Path(__file__).parents[1]
 
@@ -125,12 +129,15 @@ class Server:
         env: Mapping[str, str],
         log: int,
         lifeline: int | None,
+        *,
+        network: str = "",
     ) -> ForkedProcess:
-        """Start a process of a program."""
+        """Start a process of a program, in a network namespace with that name if there is one."""
         ours, theirs = socket.socketpair()
         files = resource.getrlimit(resource.RLIMIT_NOFILE)
         arguments = list(command[command.index(program) + 1 :])
-        request = warm_server.Request(list(command), program, arguments, dict(env), os.getcwd(), files)
+        folder = os.getcwd()
+        request = warm_server.Request(list(command), program, arguments, dict(env), folder, files, network)
         with theirs:
             fds = [theirs.fileno(), log, *([] if lifeline is None else [lifeline])]
             socket.send_fds(self._control, [msgspec.msgpack.encode(request)], fds)
@@ -162,7 +169,8 @@ class Servers:
         self, command: Sequence[str], *, env: Mapping[str, str], log: IO[bytes], lifeline: int | None = None
     ) -> subprocess.Popen[bytes]:
         """Do as `laminar.testing.nodes.start_process`."""
-        program = None if self.executes else program_of(command, self._programs)
+        network, plain = network_of(command)
+        program = None if self.executes else program_of(plain, self._programs)
         fits = max(_size(command), _size(env)) <= warm_server.ROOM_BYTES
         if program is None or not fits or not _starts_alike(env):
             return execute(command, env=env, log=log, lifeline=lifeline)
@@ -170,7 +178,7 @@ class Servers:
             server = self._next(self._programs[program])
             if server.inherited != inherited():
                 return execute(command, env=env, log=log, lifeline=lifeline)
-            return server.fork(command, program, env, log.fileno(), lifeline)
+            return server.fork(plain, program, env, log.fileno(), lifeline, network=network)
 
     def _next(self, module: str) -> Server:
         of_kind = self._servers.setdefault(module, [])
@@ -185,6 +193,13 @@ class Servers:
         while self._servers:
             for server in self._servers.popitem()[1]:
                 server.close()
+
+
+def network_of(command: Sequence[str]) -> tuple[str, Sequence[str]]:
+    """Return the network that `ip netns exec` enters, and the command line behind it; "" without it."""
+    if os.path.basename(command[0]) == "ip" and list(command[1:3]) == ["netns", "exec"]:
+        return command[3], command[4:]
+    return "", command
 
 
 def program_of(command: Sequence[str], programs: Mapping[str, str]) -> str | None:

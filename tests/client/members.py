@@ -7,62 +7,22 @@ behind its last commit may be read again by another; nothing else may.
 from __future__ import annotations
 
 import contextlib
-import subprocess
+import os
 import sys
 import threading
 import time
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Self
 
 import laminar
+from laminar.testing import nodes
 
+ROOT = Path(__file__).parents[2]
 # It ends what hangs, and judges nothing.
 PATIENCE_S = 300.0
-_PROGRAM = """
-import contextlib
-import signal
-import sys
-import threading
-import time
-import laminar
-
-# Also where who started all of this has it ignored.
-signal.signal(signal.SIGINT, signal.default_int_handler)
-
-saying = threading.Lock()
-
-def say(*words):
-    with saying:
-        print(time.monotonic(), *words, flush=True)
-
-def watch(records):
-    known = None
-    while True:
-        if (owned := records.partitions) != known:
-            say("owns", *sorted(owned))
-        known = owned
-        time.sleep(0.05)
-
-urls, topic, group, session, every, tag = sys.argv[1:7]
-with contextlib.suppress(KeyboardInterrupt), laminar.connect(urls.split(",")) as client:
-    with client.topic(topic).subscribe(group, tag=tag or None, session=float(session)) as records:
-        say("joined")
-        threading.Thread(target=watch, args=(records,), daemon=True).start()
-        for number, record in enumerate(records, 1):
-            say("read", record.partition, record.offset, record.text)
-            if number % int(every) == 0:
-                try:
-                    records.commit()
-                    say("committed")
-                except laminar.Fenced as fenced:
-                    say("fenced", fenced.value)
-                except laminar.Unavailable:
-                    pass  # the next commit covers this, too
-                except laminar.OutcomeUnknown:
-                    pass
-"""
 Place = tuple[int, int]
 
 
@@ -80,9 +40,12 @@ class MemberProcess:
         tag: str = "",
     ) -> None:
         arguments = [",".join(urls), topic, group, str(session_s), str(every), tag]
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", _PROGRAM, *arguments], stdout=subprocess.PIPE, text=True
-        )
+        command = [sys.executable, "-m", "tests.client.member_program", *arguments]
+        told, log = os.pipe()
+        self._told = open(told, encoding="utf-8")  # noqa: SIM115 - until `close`
+        with open(log, "wb") as writer:
+            environment = os.environ | {"PYTHONPATH": str(ROOT)}
+            self.process = nodes.start_process(command, env=environment, log=writer)
         # (the member's monotonic clock, which is everybody's on this machine; words) of each line.
         self.lines: list[tuple[float, list[str]]] = []
         # Of each record it was given, in order: when, and its place. And the places alone.
@@ -92,11 +55,13 @@ class MemberProcess:
         self._thread.start()
 
     def _listen(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
+        for line in self._told:
             if not line.endswith("\n"):
                 return  # it was killed while it printed
-            at_s, *words = line.split()
+            at_s, *words = line.split() or [""]
+            if not (at_s[:1].isdecimal() and words):
+                print("member:", line, end="", file=sys.stderr)  # of standard error
+                continue
             self.lines.append((float(at_s), words))
             if words[0] == "read":
                 place = int(words[1]), int(words[2])
@@ -145,8 +110,7 @@ class MemberProcess:
 
     def close(self) -> None:
         self.kill()
-        assert self.process.stdout is not None
-        self.process.stdout.close()
+        self._told.close()
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 import signal
 import subprocess
@@ -25,6 +26,7 @@ from typing import Any
 import httpx
 
 import laminar
+from laminar.testing import nodes
 from tests.checkers import History
 from tests.checkers.channels import KINDS, Found, Heard, Place, Promise, Span, check_channel, load
 from tests.cluster.faults.cluster import faulty_cluster
@@ -74,20 +76,17 @@ class Staff:
         name = f"{channel}-{by}-{self._count}"
         plan = {"by": by, "seed": self._rng.randrange(1 << 32), "poisoned": POISONED[channel], **CHANCES}
         with (self.folder / f"{name}.log").open("wb") as log:
-            self._living[name] = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "tests.cluster.faults.consumer",
-                    ",".join(self._urls),
-                    TOPIC,
-                    channel,
-                    str(self.folder / f"{name}.jsonl"),
-                    json.dumps(plan),
-                ],
-                stdout=log,
-                stderr=log,
-            )
+            command = [
+                sys.executable,
+                "-m",
+                "tests.cluster.faults.consumer",
+                ",".join(self._urls),
+                TOPIC,
+                channel,
+                str(self.folder / f"{name}.jsonl"),
+                json.dumps(plan),
+            ]
+            self._living[name] = nodes.start_process(command, env=os.environ, log=log)
 
     async def trouble(self) -> None:
         """For ever: one of them is killed or stopped, then a calm."""
