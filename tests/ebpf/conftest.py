@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import shutil
+import struct
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,11 +17,18 @@ from dataclasses import dataclass
 
 import pytest
 
+from ebpf import kernel, loader
 from ebpf.kernel import load_program
 from ebpf.requirements import first_unmet
 from ebpf.toolchain import Compiled, compile_program
 
 _CLONE_NEWNET = 0x40000000
+# linux/bpf.h: type, id, sizes of key and value, entries and flags of a map; the same without id creates one.
+_MAP_INFO = struct.Struct("=6I")
+_MAP_CREATE = 0
+_INSTRUCTION = struct.Struct("=BBhi")
+_LOAD_64 = 0x18
+_MAP_FD = 1
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -52,6 +60,30 @@ def compiled(needs_xdp: None) -> Compiled:
 def program(compiled: Compiled) -> int:
     """The program, accepted by this kernel's verifier; attached to nothing."""
     return load_program(compiled.instructions, name="laminar_test")
+
+
+@pytest.fixture
+def compiled_once(compiled: Compiled, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Joins of this process load the program as it was compiled once, each with maps of its own.
+
+    A compilation takes a second; nodes and what `joiner.py` starts compile by themselves.
+    """
+    monkeypatch.setattr(loader, "compile_program", lambda: _with_new_maps(compiled))
+
+
+def _with_new_maps(compiled: Compiled) -> Compiled:
+    """The same program with empty maps: instructions name a map by its descriptor."""
+    maps, by_id = {}, {}
+    for name, fd in compiled.maps.items():
+        kind, number, *sizes = _MAP_INFO.unpack(kernel._info(fd, _MAP_INFO.size))
+        maps[name] = by_id[number] = kernel.call(_MAP_CREATE, _MAP_INFO.pack(kind, *sizes, 0))
+    code = bytearray(compiled.instructions)
+    for at in range(0, len(code), _INSTRUCTION.size):
+        operation, registers, offset, value = _INSTRUCTION.unpack_from(code, at)
+        if (operation, registers >> 4) == (_LOAD_64, _MAP_FD):
+            own = by_id[_MAP_INFO.unpack(kernel._info(value, _MAP_INFO.size))[1]]
+            _INSTRUCTION.pack_into(code, at, operation, registers, offset, own)
+    return Compiled(bytes(code), maps)
 
 
 @dataclass(frozen=True)

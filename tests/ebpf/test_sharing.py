@@ -26,7 +26,7 @@ Killable = Callable[[str], "subprocess.Popen[str]"]
 
 
 @pytest.fixture
-def network(new_network: Callable[[], Network]) -> Iterator[Network]:
+def network(new_network: Callable[[], Network], compiled_once: None) -> Iterator[Network]:
     """A network of this test's own; the test runs in it."""
     network = new_network()
     with network.inside():
@@ -179,7 +179,9 @@ def test_files_in_the_shared_folder_do_not_hinder_a_node(network: Network) -> No
         taken.unlink(missing_ok=True)
 
 
-def test_what_is_left_of_a_network_that_is_gone_is_removed(new_network: Callable[[], Network]) -> None:
+def test_what_is_left_of_a_network_that_is_gone_is_removed(
+    new_network: Callable[[], Network], compiled_once: None
+) -> None:
     """Its interfaces went with it, and so did the program; the next node of the host removes the rest."""
     gone = new_network()
     with gone.inside():

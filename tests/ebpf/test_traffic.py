@@ -213,7 +213,7 @@ def gossip_and_strangers(node: Steered, client: Network) -> None:
     assert 100 == passed(node, Passed.NOT_OURS) - strange_before
 
 
-def test_three_nodes_on_the_loopback(new_network: Callable[[], Network]) -> None:
+def test_three_nodes_on_the_loopback(new_network: Callable[[], Network], compiled_once: None) -> None:
     """Two on IPv4 addresses and one on IPv6, with 2, 3 and 8 shards, share one generic program."""
     network = new_network()
     with network.inside(), ExitStack() as opened:
@@ -243,7 +243,7 @@ HOSTS = "10.77.0.1", "fd77::1"
 
 
 @pytest.fixture
-def wire(new_network: Callable[[], Network]) -> Wire:
+def wire(new_network: Callable[[], Network], compiled_once: None) -> Wire:
     server, client = new_network(), new_network()
     server.ip(f"link add wire0 type veth peer name wire1 netns {client.path}")
     for network, device, number in ((server, "wire0", 1), (client, "wire1", 2)):
