@@ -88,11 +88,13 @@ class Storage:
             hand_over=self._hand_over,
         )
         self._commits.on_failure = self._failed
-        # The two that a driver calls in each turn. `schedule_turn_end()`: let this turn of the loop end like
-        # one that has recorded something. `when_stored(stored)`: call `stored` when `sync`, called now, would
-        # be done, with None or the `StorageClosed`; it raises nothing. That is a pass of the loop earlier
-        # than a callback of that future.
+        # Those that a driver calls in each turn. `schedule_turn_end()`: let this turn of the loop end like
+        # one that has recorded something. `before_turn_end(callback)`: let a turn end in the pass of the loop
+        # after the next, and call `callback` before. `when_stored(stored)`: call `stored` when `sync`, called
+        # now, would be done, with None or the `StorageClosed`; it raises nothing. That is a pass of the loop
+        # earlier than a callback of that future.
         self.schedule_turn_end = self._commits.schedule_turn_end
+        self.before_turn_end = self._commits.before_turn_end
         self.when_stored = self._commits.when_stored
         self._executor = StorageExecutor(
             self._commits,

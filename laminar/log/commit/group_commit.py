@@ -7,7 +7,8 @@ records, or when the journal has too many unsynced bytes.
 
 At the end of the turn `on_turn_end` is called, with which a node's driver sends what that turn gathered. Then
 what the turn recorded is collected (*cut*) and handed to the journal's thread: last, because that thread and
-the loop take turns with the interpreter lock, and followers should not wait for that. In the thread
+the loop take turns with the interpreter lock, and followers should not wait for that. Who gathers requests
+for one change records it by `before_turn_end`, at the very end of the turn. In the thread
 everything that was handed over during the last sync becomes one frame: so no timer decides how much a sync
 covers, and between two syncs the thread never waits for the loop. The loop is notified of each frame at once;
 the frames are gathered for the segment writer without the loop.
@@ -106,6 +107,8 @@ class GroupCommit:
         self.closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._scheduled = False
+        # What is called before the end of the turn that `before_turn_end` has begun.
+        self._before_end: list[Callable[[], None]] = []
         # Whether `on_turn_end` runs, after which all that is recorded is handed over.
         self._ending = False
         # Whether the journal's thread will look at `_handed` again. That thread only takes from its left.
@@ -240,7 +243,32 @@ class GroupCommit:
         self._scheduled = True
         self._loop.call_soon(self._end_turn)
 
+    def before_turn_end(self, callback: Callable[[], None]) -> None:
+        """Call `callback` once, in the pass of the loop after the next, and end the turn directly after it.
+
+        A change that it records leaves as early as one that is recorded in the next pass, whose turn would
+        end in that pass, too. Until then the loop looks at its sockets once more, so `callback` can take what
+        has come meanwhile. An exception of it, which is a mistake in the program, fails everything.
+        """
+        self._before_end.append(callback)
+        if len(self._before_end) == 1:
+            loop = self.loop()
+            loop.call_soon(loop.call_soon, self._end_gathered_turn)
+
+    def _end_gathered_turn(self) -> None:
+        callbacks, self._before_end = self._before_end, []
+        self._scheduled = True  # what they record needs no further end of a turn
+        try:
+            for callback in callbacks:
+                callback()
+        except Exception as error:  # noqa: BLE001  # ends the process
+            self._fail(error)
+        finally:
+            self._end_turn()
+
     def _end_turn(self) -> None:
+        if not self._scheduled:
+            return  # `_end_gathered_turn` was earlier, and ended the turn
         self._scheduled = False
         self._ending = True
         try:

@@ -151,6 +151,8 @@ class Driver:
         transport.on_up = self._on_up
         storage.on_log_failure = self._log_failed
         storage.end_turns_with(self._end_turn)
+        # Who proposes by a callback of it takes what comes up to the end of the turn.
+        self.before_turn_end = storage.before_turn_end
 
     # -- replicas ----------------------------------------------------------------------
 

@@ -88,7 +88,7 @@ class AppendPath:
         self._after_seal: list[tuple[asyncio.Future[Receipt], float]] = []
         self._context = context
         self._copies = copies
-        self._batcher = AppendBatcher(self._propose_batch)
+        self._batcher = AppendBatcher(self._propose_batch, before_turn_end=context.driver.before_turn_end)
         self._loop = asyncio.get_running_loop()
 
     # -- commands --------------------------------------------------------------------------

@@ -44,6 +44,63 @@ def test_what_a_turn_sends_leaves_before_the_journal_has_it() -> None:
     run(main())
 
 
+def test_what_is_gathered_up_to_the_end_of_a_turn_leaves_with_it() -> None:
+    """It is recorded in the pass in which a change of the pass before leaves, and leaves then, too."""
+
+    async def main() -> None:
+        steps = Steps(random.Random(1))
+        storage = open_stepped(FaultDisk(), steps, settings=SMALL)
+        append(storage, b"a")
+        await steps.drain()
+        seen: list[str] = []
+
+        def gathered() -> None:
+            seen.append("gathered")
+            append(storage, b"b")
+
+        storage.end_turns_with(lambda: seen.append("end"))
+        storage.before_turn_end(gathered)
+        storage.before_turn_end(gathered)
+        await asyncio.sleep(0)
+        assert [] == seen
+        append(storage, b"c")
+        await asyncio.sleep(0)
+        assert ["gathered", "gathered", "end"] == seen
+        assert 1 == len(steps.worker("journal").tasks)
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert ["gathered", "gathered", "end"] == seen, "the turn ended twice"
+        storage.before_turn_end(gathered)
+        await steps.drain()
+        assert ["gathered", "end"] == seen[3:]
+        assert storage.logs[1].last_index == 5 and storage.statistics()["frames"] == 3
+
+    run(main())
+
+
+def test_a_mistake_of_what_gathers_ends_the_process() -> None:
+    """Those that wait for what it would have recorded would wait for ever."""
+
+    async def main() -> None:
+        storage = open_inline(FaultDisk())
+        errors: list[BaseException] = []
+        storage.on_failure = errors.append
+
+        def broken() -> None:
+            raise RuntimeError("a mistake")
+
+        storage.before_turn_end(broken)
+        append(storage, b"a")
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+        assert ["a mistake"] == [str(error) for error in errors]
+        with pytest.raises(StorageClosed):
+            await storage.sync()
+
+    run(main())
+
+
 def test_what_was_recorded_is_handed_over_although_sending_failed() -> None:
     async def main() -> None:
         storage = open_inline(FaultDisk())

@@ -43,7 +43,9 @@ class Group:
 
 def lone_driver(clock: Clock, errors: list[BaseException]) -> Driver:
     """Return a driver that has nothing but its clock; what ends it is added to `errors`."""
-    storage: Any = SimpleNamespace(end_turns_with=lambda on_turn_end: None, schedule_turn_end=None)
+    storage: Any = SimpleNamespace(
+        end_turns_with=lambda on_turn_end: None, schedule_turn_end=None, before_turn_end=None
+    )
     transport: Any = SimpleNamespace(pause_bulk=None, resume_bulk=None)
     return Driver(
         storage=storage,

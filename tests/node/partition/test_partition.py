@@ -47,6 +47,22 @@ async def test_pitfall_52_requests_of_one_turn_share_a_batch_and_each_gets_its_o
         assert before < entries
 
 
+async def test_requests_of_the_next_pass_of_the_loop_share_the_entry_too(tmp_path: Path) -> None:
+    """A client that takes longer for each request, as with TLS, makes no more entries for that."""
+    async with lone_partition(tmp_path) as partition:
+        entries = partition.log.last_index
+        asked = [partition.appends.append_records(Records([b"a"]))]
+        await asyncio.sleep(0)
+        asked.append(partition.appends.append_records(Records([b"b"])))
+        assert entries == partition.log.last_index, "proposed before the turn ends"
+        await asyncio.sleep(0)
+        assert entries + 1 == partition.log.last_index, "not proposed where the turn ends"
+
+        assert [0, 1] == [receipt.offset for receipt in await asyncio.gather(*asked)]
+        assert entries + 1 == partition.log.last_index, "two requests made two entries"
+        assert [b"a", b"b"] == await values(partition)
+
+
 async def test_whatever_goes_wrong_with_a_batch_every_append_is_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -39,7 +39,10 @@ class Group:
             on_match=None,
         )
         driver: Any = SimpleNamespace(
-            propose=self.propose, leader_requested=lambda replica: None, commit_times=Histogram()
+            propose=self.propose,
+            before_turn_end=self.storage.before_turn_end,
+            leader_requested=lambda replica: None,
+            commit_times=Histogram(),
         )
         self.replica = replica
         self.partition = Partition(topic="t", number=0, driver=driver, log=self.log)
