@@ -89,10 +89,10 @@ class Storage:
         )
         self._commits.on_failure = self._failed
         # Those that a driver calls in each turn. `schedule_turn_end()`: let this turn of the loop end like
-        # one that has recorded something. `before_turn_end(callback)`: let a turn end in the pass of the loop
-        # after the next, and call `callback` before. `when_stored(stored)`: call `stored` when `sync`, called
-        # now, would be done, with None or the `StorageClosed`; it raises nothing. That is a pass of the loop
-        # earlier than a callback of that future.
+        # one that has recorded something. `before_turn_end(callback)`: call `callback` at the first end of a
+        # turn after the next pass of the loop has begun. `when_stored(stored)`: call `stored` when `sync`,
+        # called now, would be done, with None or the `StorageClosed`; it raises nothing. That is a pass of
+        # the loop earlier than a callback of that future.
         self.schedule_turn_end = self._commits.schedule_turn_end
         self.before_turn_end = self._commits.before_turn_end
         self.when_stored = self._commits.when_stored

@@ -107,8 +107,9 @@ class GroupCommit:
         self.closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._scheduled = False
-        # What is called before the end of the turn that `before_turn_end` has begun.
+        # What `before_turn_end` got, and whether the next end of a turn calls it.
         self._before_end: list[Callable[[], None]] = []
+        self._gathers = False
         # Whether `on_turn_end` runs, after which all that is recorded is handed over.
         self._ending = False
         # Whether the journal's thread will look at `_handed` again. That thread only takes from its left.
@@ -244,31 +245,32 @@ class GroupCommit:
         self._loop.call_soon(self._end_turn)
 
     def before_turn_end(self, callback: Callable[[], None]) -> None:
-        """Call `callback` once, in the pass of the loop after the next, and end the turn directly after it.
+        """Call `callback` once, at the first end of a turn after the next pass of the loop has begun.
 
-        A change that it records leaves as early as one that is recorded in the next pass, whose turn would
-        end in that pass, too. Until then the loop looks at its sockets once more, so `callback` can take what
-        has come meanwhile. An exception of it, which is a mistake in the program, fails everything.
+        A change that it records leaves as early as one that is recorded in the next pass, and with what else
+        leaves then. Until then `callback` can take what comes. An exception of it, which is a mistake in the
+        program, fails everything.
         """
         self._before_end.append(callback)
         if len(self._before_end) == 1:
-            loop = self.loop()
-            loop.call_soon(loop.call_soon, self._end_gathered_turn)
+            self.loop().call_soon(self._gather_until_turn_end)
 
-    def _end_gathered_turn(self) -> None:
+    def _gather_until_turn_end(self) -> None:
+        self._gathers = True
+        self.schedule_turn_end()
+
+    def _end_gathering(self) -> None:
+        self._gathers = False
         callbacks, self._before_end = self._before_end, []
-        self._scheduled = True  # what they record needs no further end of a turn
-        try:
-            for callback in callbacks:
+        for callback in callbacks:
+            try:
                 callback()
-        except Exception as error:  # noqa: BLE001  # ends the process
-            self._fail(error)
-        finally:
-            self._end_turn()
+            except Exception as error:  # noqa: BLE001  # ends the process
+                self._fail(error)
 
     def _end_turn(self) -> None:
-        if not self._scheduled:
-            return  # `_end_gathered_turn` was earlier, and ended the turn
+        if self._gathers:
+            self._end_gathering()  # what it records needs no other end of a turn
         self._scheduled = False
         self._ending = True
         try:

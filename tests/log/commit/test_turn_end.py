@@ -78,6 +78,35 @@ def test_what_is_gathered_up_to_the_end_of_a_turn_leaves_with_it() -> None:
     run(main())
 
 
+@pytest.mark.parametrize("first", ["gathered", "scheduled"])
+def test_what_is_gathered_leaves_with_what_else_leaves_then(first: str) -> None:
+    """In one hand-over and one end, whether something was recorded before, or comes in the next pass."""
+
+    async def main() -> None:
+        steps = Steps(random.Random(1))
+        storage = open_stepped(FaultDisk(), steps, settings=SMALL)
+        append(storage, b"a")
+        await steps.drain()
+        seen: list[str] = []
+
+        def gathered() -> None:
+            seen.append("gathered")
+            append(storage, b"b")
+
+        storage.end_turns_with(lambda: seen.append("end"))
+        if first == "scheduled":
+            asyncio.get_running_loop().call_soon(storage.schedule_turn_end)
+        storage.before_turn_end(gathered)
+        if first == "gathered":
+            append(storage, b"c")
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert ["gathered", "end"] == seen
+        assert 1 == len(steps.worker("journal").tasks)
+
+    run(main())
+
+
 def test_a_mistake_of_what_gathers_ends_the_process() -> None:
     """Those that wait for what it would have recorded would wait for ever."""
 
