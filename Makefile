@@ -387,7 +387,8 @@ build/s3/versitygw: Makefile
 	@touch $@
 
 s3-check: .venv/.core build/s3/versitygw
-	LAMINAR_TEST_S3=versitygw $(BIN)/python -m pytest -q -p no:xdist tests/cli/backup/test_bucket.py
+	LAMINAR_TEST_S3=versitygw $(BIN)/python -m pytest -q -p no:xdist tests/cli/backup/test_bucket.py \
+	  tests/cli/backup/test_object_store.py
 
 .venv/.spark: .venv/.core
 	@$(BIN)/python -c 'import pyspark, matplotlib' 2>/dev/null || echo "fetching Spark, 450 MB"

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import io
 import json
 import os
 import signal
@@ -12,7 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from itertools import count
 from pathlib import Path
@@ -22,110 +20,20 @@ import pytest
 
 from laminar.client.backup import bucket as bucket_module
 from laminar.client.backup import object_store as store_module
-from laminar.client.backup.bucket import Bucket
-from laminar.client.backup.contents import check
 from laminar.client.backup.export import export_topic
-from laminar.client.backup.files import digest_of, manifest_of
 from laminar.client.backup.manifest import MANIFEST, Form
 from laminar.client.backup.object_store import ObjectStore
 from laminar.client.backup.restore import plan_import
 from laminar.client.client import connect
-from laminar.client.errors import ConfigError, Error, Unavailable
+from laminar.client.errors import ConfigError, Error
 from laminar.client.sync.client import Client
 from tests.cli.backup import object_store
-from tests.cli.backup.backups import FILE_BYTES, Killed, bodies, exported, filled, in_session, killing, stored
+from tests.cli.backup.backups import FILE_BYTES, Killed, bodies, exported, killing, stored
 from tests.cli.backup.object_store import Cutting, objects
+from tests.cli.backup.s3 import BUCKET, is_whole, place_of, to_bucket
 from tests.cli.conftest import Command
 
 pytestmark = pytest.mark.skipif(not object_store.can_be_had(), reason=object_store.WHY_NONE)
-
-BUCKET = "backups"
-numbers = count()
-
-
-@pytest.fixture(scope="package")
-def store_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with object_store.object_store(tmp_path_factory.mktemp("store")) as url:
-        yield url
-
-
-@pytest.fixture(scope="module")
-def descriptions() -> Any:
-    """boto's descriptions of S3's requests, read once and not for each client: 70 ms."""
-    import botocore.session
-
-    return botocore.session.Session().get_component("data_loader")
-
-
-@pytest.fixture
-def as_configured(store_url: str, descriptions: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """What a person sets for all tools of AWS, and nothing of whoever runs the tests."""
-    import boto3.session
-    import botocore.session
-
-    def session(real: Any = boto3.session.Session) -> Any:
-        below = botocore.session.Session()
-        below.register_component("data_loader", descriptions)
-        return real(botocore_session=below)
-
-    monkeypatch.setattr(boto3.session, "Session", session)
-    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", store_url)
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", object_store.KEY)
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", object_store.SECRET)
-    monkeypatch.setenv("AWS_REGION", "us-east-1")
-    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
-    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL", "AWS_DEFAULT_REGION"):
-        monkeypatch.delenv(name, raising=False)
-
-
-@pytest.fixture
-def s3(as_configured: None) -> Any:
-    """A client of the store, with a bucket in it."""
-    import boto3
-
-    client = boto3.client("s3")
-    try:
-        client.create_bucket(Bucket=BUCKET)
-    except (client.exceptions.BucketAlreadyOwnedByYou, client.exceptions.BucketAlreadyExists):
-        pass
-    return client
-
-
-@pytest.fixture
-def prefix(s3: Any) -> str:
-    return f"test-{next(numbers)}"
-
-
-@pytest.fixture(scope="module")
-def kept(client: Client, node_url: str) -> str:
-    """A topic for the tests that change nothing of it."""
-    return filled(client, node_url)
-
-
-def place_of(prefix: str) -> Bucket:
-    return Bucket(f"s3://{BUCKET}/{prefix}", field="to")
-
-
-def to_bucket(url: str, topic: str, place: Bucket, *, form: Form = "batch") -> Any:
-    return in_session(
-        url, lambda session: export_topic(session, topic, place, form=form, file_bytes=FILE_BYTES)
-    )
-
-
-def is_whole(prefix: str) -> bool:
-    """Whether each file that the manifest names is there, with its bytes."""
-    place = place_of(prefix)
-    manifest = manifest_of(place)
-    assert manifest is not None
-    if manifest.form == "batch":
-        check(place, manifest)
-    else:
-        for each in manifest.partitions:
-            for file in each.files:
-                assert (file.bytes, file.sha256) == digest_of(place, file.name)
-    return True
 
 
 def test_a_bucket_has_what_a_folder_has_and_becomes_the_topic_again(
@@ -254,16 +162,6 @@ def test_many_exports_at_a_time_end_in_one_whole_backup(
     assert is_whole(prefix)
 
 
-@pytest.fixture
-def cutting(store_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cutting]:
-    """A proxy before the store, for all clients made from now on."""
-    monkeypatch.setattr(store_module, "RETRY_S", 0.001)
-    proxy = Cutting(store_url)
-    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", proxy.url)
-    yield proxy
-    proxy.close()
-
-
 @pytest.mark.parametrize("least", [0, 20, 150])
 def test_requests_whose_answers_are_lost_are_repeated_and_change_nothing(
     least: int, kept: str, on_node: str, s3: Any, prefix: str, tmp_path: Path, cutting: Cutting
@@ -283,15 +181,6 @@ def test_requests_whose_answers_are_lost_are_repeated_and_change_nothing(
     assert dict(stored(tmp_path / "a")) == objects(s3, BUCKET, prefix)
 
 
-def test_a_put_whose_answer_is_lost_is_carried_out(s3: Any, prefix: str, cutting: Cutting) -> None:
-    """Else the test above would not show what it says."""
-    cuts = iter((0,))
-    cutting.cut_answer = lambda request: next(cuts, None)
-    with pytest.raises(store_module.Exists):
-        place_of(prefix).store.put("1", b"1", only_new=True)
-    assert 1 == cutting.cuts and {"1": b"1"} == objects(s3, BUCKET, prefix)
-
-
 def test_reads_go_on_where_their_connections_break(
     kept: str, on_node: str, s3: Any, prefix: str, cutting: Cutting
 ) -> None:
@@ -300,48 +189,6 @@ def test_reads_go_on_where_their_connections_break(
     cutting.cut_answer = lambda request: 5_000 if ".batches" in request or ".value" in request else None
     assert is_whole(prefix)
     assert cutting.cuts > 50
-
-
-def test_a_read_that_gets_no_further_ends(s3: Any, prefix: str, cutting: Cutting) -> None:
-    s3.put_object(Bucket=BUCKET, Key=f"{prefix}/{MANIFEST}", Body=b"x" * 10_000)
-    left = iter((5_000,))
-    cutting.cut_answer = lambda request: next(left, 400)  # its head, and no byte more
-    with pytest.raises(Unavailable):
-        place_of(prefix).read_manifest()
-    assert cutting.cuts > 3
-
-
-def test_an_object_that_is_replaced_while_it_is_read_is_an_error(
-    s3: Any, prefix: str, cutting: Cutting
-) -> None:
-    s3.put_object(Bucket=BUCKET, Key=f"{prefix}/{MANIFEST}", Body=b"x" * 100_000)
-    cuts = iter((5_000,))
-    cutting.cut_answer = lambda request: next(cuts, None)
-    with place_of(prefix).store.open(MANIFEST) as reader:
-        s3.put_object(Bucket=BUCKET, Key=f"{prefix}/{MANIFEST}", Body=b"y" * 100_000)
-        with pytest.raises(Error) as replaced:
-            while reader.read(10_000):
-                pass
-    assert "damaged" == replaced.value.code
-
-
-def test_more_objects_than_one_answer_lists_and_those_of_another_prefix(
-    s3: Any, prefix: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for number in range(7):
-        s3.put_object(Bucket=BUCKET, Key=f"{prefix}/{number}/{0:020}.batches", Body=b"1")
-    s3.put_object(Bucket=BUCKET, Key=f"{prefix}-b/8/{0:020}.batches", Body=b"1")
-    store = place_of(prefix).store
-    lists = store._client.list_objects_v2
-    asked = []
-
-    def of_three(**given: Any) -> Any:
-        asked.append(given)
-        return lists(MaxKeys=3, **given)
-
-    monkeypatch.setattr(store._client, "list_objects_v2", of_three)
-    assert [f"{number}/{0:020}.batches" for number in range(7)] == sorted(store.listed())
-    assert 3 == len(asked)
 
 
 def test_files_of_another_export_that_do_not_continue_ours_are_left_alone(
@@ -409,79 +256,6 @@ def test_a_value_larger_than_one_request_is_uploaded_in_parts(
     assert is_whole(prefix)
 
 
-PARTS = bytes(range(256)) * 50_000  # 12.8 MB: three parts, of which S3 wants 5 MiB at least but for the last
-
-
-def created(prefix: str, data: bytes) -> None:
-    """Create an object of these bytes, in parts."""
-    place_of(prefix).create("1", io.BytesIO(data), len(data), hashlib.sha256(data).digest())
-
-
-@pytest.fixture
-def in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bucket_module, "MOST_PUT_BYTES", 1)
-    monkeypatch.setattr(store_module, "PART_BYTES", 5 << 20)
-
-
-@pytest.mark.parametrize("least", [0, 60, 200])
-def test_an_upload_in_parts_whose_answers_are_lost_is_whole(
-    least: int, s3: Any, prefix: str, cutting: Cutting, in_parts: None
-) -> None:
-    seen: set[str] = set()
-
-    def first_time(request: str) -> int | None:
-        is_new = request not in seen and not request.startswith("GET")
-        seen.add(request)
-        return least if is_new else None
-
-    cutting.cut_answer = first_time
-    created(prefix, PARTS)
-    assert 5 <= cutting.cuts
-    assert {"1": PARTS} == objects(s3, BUCKET, prefix)
-
-
-@pytest.mark.parametrize("operation", ["create_multipart_upload", "upload_part", "complete_multipart_upload"])
-def test_an_upload_in_parts_that_a_gateway_refuses_is_whole(
-    operation: str, s3: Any, prefix: str, in_parts: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Once by a page that is none of S3, which is repeated; or for good, and then nothing is there."""
-    import botocore.exceptions
-
-    monkeypatch.setattr(store_module, "RETRY_S", 0.001)
-    answer: Any = {"Error": {"Code": "502"}, "ResponseMetadata": {"HTTPStatusCode": 502}}
-    refusals = iter(range(1 + store_module.ATTEMPTS))
-    connected = ObjectStore._connected
-
-    def refusing(store: ObjectStore, text: str) -> Any:
-        client = connected(store, text)
-        carry_out = getattr(client, operation)
-
-        def refused(**given: Any) -> Any:
-            if next(refusals, None) is not None:
-                raise botocore.exceptions.ClientError(answer, operation)
-            return carry_out(**given)
-
-        setattr(client, operation, refused)
-        return client
-
-    monkeypatch.setattr(ObjectStore, "_connected", refusing)
-    with pytest.raises(Unavailable):
-        created(prefix, PARTS)
-    assert {} == objects(s3, BUCKET, prefix)
-    created(prefix, PARTS)
-    assert {"1": PARTS} == objects(s3, BUCKET, prefix)
-    assert not s3.list_multipart_uploads(Bucket=BUCKET, Prefix=f"{prefix}/").get("Uploads")
-
-
-def test_an_object_in_parts_is_not_replaced(s3: Any, prefix: str, in_parts: None) -> None:
-    created(prefix, PARTS)
-    created(prefix, PARTS)
-    with pytest.raises(ConfigError) as refused:
-        created(prefix, PARTS[1:])
-    assert "in_use" == refused.value.code
-    assert {"1": PARTS} == objects(s3, BUCKET, prefix)
-
-
 @pytest.mark.parametrize(
     ("place", "code"),
     [
@@ -520,7 +294,7 @@ def test_a_secret_in_a_place_or_an_endpoint_is_not_printed(
     ):
         monkeypatch.setenv("AWS_ENDPOINT_URL_S3", endpoint)
         ran = laminar("topic", "import", place)
-        assert (ran.code and "object_store" in ran.err) or "bad_place" in ran.err
+        assert ran.code and ("object_store" in ran.err or "bad_place" in ran.err)
         assert "pa55" not in ran.err, ran.err
 
 
@@ -532,28 +306,6 @@ def test_other_objects_below_the_prefix_are_refused(
     assert 2 == ran.code and "not_a_backup" in ran.err and "photo.jpg" in ran.err
     ran = laminar("topic", "import", f"s3://{BUCKET}/{prefix}")
     assert 2 == ran.code and "not_a_backup" in ran.err
-
-
-def test_a_store_that_does_not_answer_and_credentials_that_are_missing_are_named(
-    s3: Any, prefix: str, monkeypatch: pytest.MonkeyPatch, laminar: Command
-) -> None:
-    monkeypatch.setattr(store_module, "ATTEMPTS", 1)
-    with monkeypatch.context() as patch:
-        patch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:9")
-        with pytest.raises(Unavailable) as away:
-            manifest_of(place_of(prefix))
-        assert "127.0.0.1:9" in str(away.value)
-    with monkeypatch.context() as patch:
-        patch.delenv("AWS_ACCESS_KEY_ID")
-        patch.delenv("AWS_SECRET_ACCESS_KEY")
-        with pytest.raises(ConfigError) as nobody:
-            manifest_of(place_of(prefix))
-        assert "AWS_PROFILE" in str(nobody.value)
-    with monkeypatch.context() as patch:
-        patch.setenv("AWS_ENDPOINT_URL_S3", "no url")
-        with pytest.raises(ConfigError) as wrong:
-            place_of(prefix)
-        assert "no url" in str(wrong.value)
 
 
 def test_without_the_extra_it_is_named(monkeypatch: pytest.MonkeyPatch, laminar: Command) -> None:
@@ -601,35 +353,6 @@ def test_an_export_is_interrupted_although_the_store_does_not_answer(
                 assert -signal.SIGINT == process.wait(60)
 
 
-@pytest.mark.parametrize(
-    ("status", "body", "raised", "said"),
-    [
-        ("200 OK", "<html>a console</html>", Unavailable, "none of S3's"),
-        ("403 Forbidden", "<html>no</html>", Error, "HTTP 403"),
-        ("404 Not Found", "<html>no</html>", Error, "HTTP 404"),
-        ("502 Bad Gateway", "<html>no</html>", Unavailable, "HTTP 502"),
-    ],
-)
-def test_an_endpoint_that_is_none_of_s3_is_named(
-    status: str,
-    body: str,
-    raised: type[Error],
-    said: str,
-    s3: Any,
-    prefix: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(store_module, "ATTEMPTS", 2)
-    monkeypatch.setattr(store_module, "RETRY_S", 0.001)
-    page = f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n{body}".encode()
-    with object_store.answering(page) as url:
-        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", url)
-        with pytest.raises(raised) as named:
-            place_of(prefix).read_manifest()
-    assert said in str(named.value) and "object_store" == named.value.code
-    assert isinstance(named.value, Unavailable) == (raised is Unavailable)
-
-
 def test_an_export_in_the_background_ignores_ctrl_c(kept: str, on_node: str, s3: Any, prefix: str) -> None:
     """As a shell lets a command that ends with `&` do."""
     ignoring = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); "
@@ -645,48 +368,6 @@ def test_an_export_in_the_background_ignores_ctrl_c(kept: str, on_node: str, s3:
                 process.kill()
     ignored = next(line.split()[1] for line in status.splitlines() if line.startswith("SigIgn:"))
     assert int(ignored, 16) & 1 << signal.SIGINT - 1
-
-
-def test_a_manifest_whose_bytes_changed_on_the_way_is_not_taken(
-    s3: Any, prefix: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    s3.put_object(Bucket=BUCKET, Key=f"{prefix}/{MANIFEST}", Body=b"x" * 100, ChecksumAlgorithm="CRC32")
-    place = place_of(prefix)
-    get = place.store._client.get_object
-
-    def changed(**given: Any) -> Any:
-        answer = get(**given)
-        raw = answer["Body"]._raw_stream
-        read = raw.read
-        raw.read = lambda *amount: read(*amount).replace(b"xx", b"xy", 1)
-        return answer
-
-    monkeypatch.setattr(place.store._client, "get_object", changed)
-    with pytest.raises(Unavailable) as other:
-        place.read_manifest()
-    assert "others" in str(other.value)
-
-
-def test_a_conflict_at_the_store_is_repeated(s3: Any, prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As S3 asks for it, when two writes of one name meet."""
-    import botocore.exceptions
-
-    monkeypatch.setattr(store_module, "RETRY_S", 0.001)
-    store = place_of(prefix).store
-    put, conflicts = store._client.put_object, iter((1, 2))
-    answer: Any = {
-        "Error": {"Code": "ConditionalRequestConflict"},
-        "ResponseMetadata": {"HTTPStatusCode": 409},
-    }
-
-    def conflicting(**given: Any) -> Any:
-        if next(conflicts, None):
-            raise botocore.exceptions.ClientError(answer, "PutObject")
-        return put(**given)
-
-    monkeypatch.setattr(store._client, "put_object", conflicting)
-    store.put("1", io.BytesIO(b"1"), only_new=True)
-    assert {"1": b"1"} == objects(s3, BUCKET, prefix)
 
 
 def test_the_probes_of_killed_exports_are_removed_after_a_day(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import random
+from collections.abc import Callable
 
 import pytest
 
@@ -44,21 +45,27 @@ def test_what_a_turn_sends_leaves_before_the_journal_has_it() -> None:
     run(main())
 
 
+async def gathering() -> tuple[Steps, Storage, list[str], Callable[[], None]]:
+    """A storage that says when a turn ends, and what records a change and says so."""
+    steps = Steps(random.Random(1))
+    storage = open_stepped(FaultDisk(), steps, settings=SMALL)
+    append(storage, b"a")
+    await steps.drain()
+    seen: list[str] = []
+
+    def gathered() -> None:
+        seen.append("gathered")
+        append(storage, b"b")
+
+    storage.end_turns_with(lambda: seen.append("end"))
+    return steps, storage, seen, gathered
+
+
 def test_what_is_gathered_up_to_the_end_of_a_turn_leaves_with_it() -> None:
     """It is recorded in the pass in which a change of the pass before leaves, and leaves then, too."""
 
     async def main() -> None:
-        steps = Steps(random.Random(1))
-        storage = open_stepped(FaultDisk(), steps, settings=SMALL)
-        append(storage, b"a")
-        await steps.drain()
-        seen: list[str] = []
-
-        def gathered() -> None:
-            seen.append("gathered")
-            append(storage, b"b")
-
-        storage.end_turns_with(lambda: seen.append("end"))
+        steps, storage, seen, gathered = await gathering()
         storage.before_turn_end(gathered)
         storage.before_turn_end(gathered)
         await asyncio.sleep(0)
@@ -83,17 +90,7 @@ def test_what_is_gathered_leaves_with_what_else_leaves_then(first: str) -> None:
     """In one hand-over and one end, whether something was recorded before, or comes in the next pass."""
 
     async def main() -> None:
-        steps = Steps(random.Random(1))
-        storage = open_stepped(FaultDisk(), steps, settings=SMALL)
-        append(storage, b"a")
-        await steps.drain()
-        seen: list[str] = []
-
-        def gathered() -> None:
-            seen.append("gathered")
-            append(storage, b"b")
-
-        storage.end_turns_with(lambda: seen.append("end"))
+        steps, storage, seen, gathered = await gathering()
         if first == "scheduled":
             asyncio.get_running_loop().call_soon(storage.schedule_turn_end)
         storage.before_turn_end(gathered)
