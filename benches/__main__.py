@@ -1,9 +1,11 @@
 """Every figure of the targets beside its floor, both sides measured in one run: ``python -m benches``.
 
-Three nodes of two shards and the client share this machine, its loopback and one disk. The order is: the
-floors, a cluster under its loads, leaders killed, clusters started, the floors again. What is measured is in
-`loads` and `outages`, beside what in `floors`; this module only runs them and prints. `--quick` is the same
-with tiny sizes: it shows that everything runs and measures nothing.
+Three nodes and the client share this machine, its loopback and one disk. The nodes have as many shards
+together as the machine has CPUs, but one each at least; `--shards` is another number for each. The order is:
+the floors, a cluster under its loads, leaders killed, clusters started, the floors again. Loads begin when
+the leaders stay where they are. What is measured is in `loads` and `outages`, beside what in `floors`; this
+module only runs them and prints. `--quick` is the same with tiny sizes: it shows that everything runs and
+measures nothing.
 """
 
 from __future__ import annotations
@@ -17,15 +19,14 @@ import time
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from urllib.parse import urlsplit
 
-from benches.common import floors, loads, on_disk, outages, usage
+from benches.common import floors, leaders, loads, on_disk, outages, usage
 from benches.common.targets import TARGETS, last_line
 from benches.log import bench_batch
-from laminar.aio import Topic, connect
+from laminar.aio import Client, Topic, connect
 from laminar.testing.cluster import LocalCluster
 
-NODES, SHARDS, PARTITIONS = 3, 2, 12
+NODES, PARTITIONS = 3, 12
 # The loads leave no CPU unused, so what others take is missing; writing back takes the kernel up to a tenth.
 MOST_ELSEWHERE = 0.15
 
@@ -83,22 +84,24 @@ class Report:
 
 def main() -> int:
     """Run everything, print, and end 0; a missed target is said, not punished."""
-    given = on_disk.parser("python -m benches", __doc__).parse_args()
+    parser = on_disk.parser("python -m benches", __doc__)
+    parser.add_argument("--shards", type=int, default=leaders.shards_of(NODES), help="of each node")
+    given = parser.parse_args()
     kind = on_disk.filesystem(given.directory)
     with on_disk.folder(given.directory, "run-") as folder:
-        run(folder, kind, QUICK if given.quick else Sizes(), quick=given.quick)
+        run(folder, kind, QUICK if given.quick else Sizes(), shards=given.shards, quick=given.quick)
     return 0
 
 
-def run(folder: Path, filesystem: str, sizes: Sizes, *, quick: bool) -> None:
+def run(folder: Path, filesystem: str, sizes: Sizes, *, shards: int, quick: bool) -> None:
     """All measurements, in order; the last line printed is the summary."""
     report = Report()
     began = time.monotonic()
     uname = os.uname()
     report.say(
         f"{os.cpu_count()} CPUs, {uname.sysname} {uname.release}, Python {platform.python_version()},"
-        f" uvloop {version('uvloop')}, {filesystem}; {NODES} nodes of {SHARDS} shards and the client on this"
-        f" machine; records of 1 KiB, {PARTITIONS} partitions, {NODES} replicas, synced before the"
+        f" uvloop {version('uvloop')}, {filesystem}; {NODES} nodes, {shards} shards each, and the client on"
+        f" this machine; records of 1 KiB, {PARTITIONS} partitions, {NODES} replicas, synced before the"
         " acknowledgement"
     )
     if quick:
@@ -108,14 +111,15 @@ def run(folder: Path, filesystem: str, sizes: Sizes, *, quick: bool) -> None:
     # Floors first: they fork, and a process with a cluster's threads and sockets should not.
     echo1, echo64 = _echo(sizes)
     copy = floors.socket_copy_mb_per_s(blocks=32 if quick else 512)
-    with LocalCluster(folder / "cluster", nodes=NODES, shards=SHARDS) as cluster:
+    settings = leaders.QUICK if quick else {}
+    with LocalCluster(folder / "cluster", nodes=NODES, shards=shards, settings=settings) as cluster:
         floors.run_loop(_loads(cluster, sizes, report, before, (echo1, echo64), copy))
     shutil.rmtree(folder / "cluster")
     # What was written behind the journals would be under way for many seconds yet, and is nobody's floor.
     os.sync()
-    with LocalCluster(folder / "kills", nodes=NODES, shards=SHARDS) as cluster:
+    with LocalCluster(folder / "kills", nodes=NODES, shards=shards) as cluster:
         floors.run_loop(_kills(cluster, sizes, report))
-    floors.run_loop(_starts(folder, sizes, report))
+    floors.run_loop(_starts(folder, shards, sizes, report))
     os.sync()
     after = floors.disk_floor(folder, syncs=sizes.floor_syncs, blocks=sizes.floor_blocks)
     report.say(f"floor after:  {after}")
@@ -187,7 +191,9 @@ async def _loads(
 
         async def topic(name: str) -> Topic[bytes]:
             # Made when its load comes: the groups of an idle topic cost heartbeats.
-            return await client.create_topic(name, partitions=PARTITIONS, replicas=NODES)
+            made = await client.create_topic(name, partitions=PARTITIONS, replicas=NODES)
+            report.say(f"{name}: {await leaders.settled(client, made)}")
+            return made
 
         batched = await topic("batched")
         produced = await loads.produce(batched, pids, records=sizes.produced, rounds=sizes.rounds)
@@ -213,7 +219,7 @@ async def _loads(
         report.row("single_p99", p99)
         report.figures["single"] = ratio
 
-        await _posts(await topic("post"), sizes, report, echo)
+        await _posts(client, await topic("post"), sizes, report, echo)
 
         written = produced.records + max(1, sizes.produced // 4)
         rate = await loads.fetch(batched, records=written, rounds=sizes.rounds)
@@ -234,33 +240,32 @@ async def _loads(
             )
 
 
-async def _posts(topic: Topic[bytes], sizes: Sizes, report: Report, echo: tuple[float, float]) -> None:
+async def _posts(
+    client: Client, topic: Topic[bytes], sizes: Sizes, report: Report, echo: tuple[float, float]
+) -> None:
     """One record a POST, to each partition's leader."""
-    one = await _posted(topic, sizes, connections=1)
+    one = await _posted(client, topic, sizes, connections=1)
     report.say(
         f"single-record POST, 1 connection: {one:,.0f} POST/s,"
         f" {one / echo[0]:.3f} of the bare echo's {echo[0]:,.0f}"
     )
-    many = await _posted(topic, sizes, connections=64)
+    many = await _posted(client, topic, sizes, connections=64)
     ratio = many / echo[1]
     report.row("post64", many, f"{ratio:.3f} of the bare uvloop + httptools echo's {echo[1]:,.0f}")
     report.figures["post64"] = ratio
 
 
-async def _posted(topic: Topic[bytes], sizes: Sizes, *, connections: int) -> float:
+async def _posted(client: Client, topic: Topic[bytes], sizes: Sizes, *, connections: int) -> float:
     """POST/s to the leaders; measured again if one moved meanwhile, as it may where no CPU is left."""
     for _ in range(3):
-        targets = []
-        for row in await topic.partitions():
-            url = urlsplit(row.raw["leader"]["url"])
-            assert url.hostname is not None and url.port is not None, row.raw
-            targets.append((url.hostname, url.port, loads.post_request(topic.name, row.partition)))
+        targets = await leaders.posts_to(topic)
         try:
             return await loads.posts(
                 targets, connections=connections, seconds=sizes.post_s, rounds=sizes.rounds
             )
         except loads.LeaderMoved as moved:
             print(f"a leader moved ({moved}): measured again")
+            await leaders.settled(client, topic)
     raise SystemExit("leaders moved in each of 3 measurements of POST/s: the machine has no CPU left for it")
 
 
@@ -274,9 +279,9 @@ async def _kills(cluster: LocalCluster, sizes: Sizes, report: Report) -> None:
     report.figures["kill_p50_s"] = p50
 
 
-async def _starts(folder: Path, sizes: Sizes, report: Report) -> None:
+async def _starts(folder: Path, shards: int, sizes: Sizes, report: Report) -> None:
     took = [
-        await outages.start(folder / f"start-{number}", nodes=NODES, shards=SHARDS)
+        await outages.start(folder / f"start-{number}", nodes=NODES, shards=shards)
         for number in range(sizes.starts)
     ]
     found = statistics.median(took)

@@ -2,8 +2,9 @@
 
     python -m benches.http.bench_secure [--apart] [--rounds 5]
 
-Two clusters of three nodes, each with two shards, take turns, load by load: batched produce by the client
-library, and POSTs of one record over one connection and over 64. TLS is between clients and nodes, and
+Two clusters of three nodes, with as many shards together as the machine has CPUs (`--shards` is another
+number for each node), take turns, load by load, when the leaders stay where they are: batched produce by the
+client library, and POSTs of one record over one connection and over 64. TLS is between clients and nodes, and
 between nodes. `--apart` has two clusters more, one with tokens alone and one with TLS alone.
 
 Each line has the ratio of the rates, secure to plain: the median of the rounds' ratios, with the lowest and
@@ -23,14 +24,13 @@ import statistics
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
-from urllib.parse import urlsplit
 
 import httpx
 
-from benches.common import bare_tls, floors, loads, on_disk
+from benches.common import bare_tls, floors, leaders, loads, on_disk
 from benches.common.bare_tls import Bare
 from benches.common.echo import RECEIPT
 from laminar.aio import Topic, connect
@@ -39,7 +39,7 @@ from laminar.testing.cluster import LocalCluster
 from tests.certificates import Authority
 from tests.cluster.tls_cluster import SECRET, TlsCluster
 
-NODES, SHARDS, PARTITIONS = 3, 2, 12
+NODES, PARTITIONS = 3, 12
 PLAIN, TOKENS, TLS, BOTH = "neither", "tokens", "TLS", "TLS and tokens"
 PRODUCE, POST_1, POST_64 = "batched produce, records/s", "POST/s, 1 connection", "POST/s, 64 connections"
 TARGETS: Final = {PRODUCE: 0.85, POST_1: 0.9, POST_64: 0.9}
@@ -68,12 +68,14 @@ class Sizes:
     produced: int = 200_000
     post_s: float = 2.0
     nodes: int = NODES
-    shards: int = SHARDS
+    shards: int = leaders.shards_of(NODES)
     exchanges: int = 10_000
     """Of the bare ends, small ones; large ones are a hundredth."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Of the nodes."""
 
 
-QUICK = Sizes(rounds=1, produced=500, post_s=0.1, nodes=1, shards=1, exchanges=200)
+QUICK = Sizes(rounds=1, produced=500, post_s=0.1, nodes=1, shards=1, exchanges=200, settings=leaders.QUICK)
 
 
 class SecureCluster(TlsCluster):
@@ -120,20 +122,18 @@ def cluster_of(name: str, directory: Path, sizes: Sizes) -> LocalCluster:
     """Return the cluster of a side, not started."""
     kind = SecureCluster if name in (TLS, BOTH) else LocalCluster
     settings = {"access": "tokens", "secret": SECRET} if name in (TOKENS, BOTH) else {}
+    settings |= sizes.settings
     return kind(directory / name.replace(" ", "-"), nodes=sizes.nodes, shards=sizes.shards, settings=settings)
 
 
-async def side_of(cluster: LocalCluster, stack: AsyncExitStack, sizes: Sizes) -> Side:
-    """Make the topic of a side."""
+async def side_of(name: str, cluster: LocalCluster, stack: AsyncExitStack, sizes: Sizes) -> Side:
+    """Make the topic of a side, and wait until its leaders stay."""
     ca = str(cluster.authority.pem) if isinstance(cluster, SecureCluster) else None
     token = cluster.admin_token
     client = await stack.enter_async_context(connect(cluster.urls, ca=ca, token=token or None))
     topic = await client.create_topic("load", partitions=PARTITIONS, replicas=sizes.nodes)
-    targets = []
-    for row in await topic.partitions():
-        url = urlsplit(row.raw["leader"]["url"])
-        assert url.hostname is not None and url.port is not None, row.raw
-        targets.append((url.hostname, url.port, loads.post_request("load", row.partition, token=token)))
+    print(f"{name}: {await leaders.settled(client, topic)}", flush=True)
+    targets = await leaders.posts_to(topic, token=token)
     pids = [pid for member in cluster.members for pid in cluster.pids(member.number)]
     return Side(topic, pids, targets, ssl.create_default_context(cafile=ca) if ca else None)
 
@@ -142,7 +142,7 @@ async def measured(clusters: Mapping[str, LocalCluster], sizes: Sizes) -> Found:
     """Return what was measured of all sides, which take turns."""
     found: Found = {load: {name: [] for name in clusters} for load in RUNS}
     async with AsyncExitStack() as stack:
-        sides = {name: await side_of(cluster, stack, sizes) for name, cluster in clusters.items()}
+        sides = {name: await side_of(name, cluster, stack, sizes) for name, cluster in clusters.items()}
         for number in range(sizes.rounds):
             for load_name, run_load in RUNS.items():
                 for name in list(sides) if number % 2 == 0 else reversed(sides):
@@ -236,6 +236,7 @@ def main() -> int:
     parser = on_disk.parser("python -m benches.http.bench_secure", __doc__)
     parser.add_argument("--apart", action="store_true", help="with tokens alone and with TLS alone, too")
     parser.add_argument("--rounds", type=int, help="of each load on each side")
+    parser.add_argument("--shards", type=int, help="of each node")
     given = parser.parse_args()
     on_disk.filesystem(given.directory)
     sizes = QUICK if given.quick else Sizes()
@@ -243,6 +244,8 @@ def main() -> int:
         print("--quick: these sizes measure nothing")
     if given.rounds is not None:
         sizes = replace(sizes, rounds=given.rounds)
+    if given.shards is not None:
+        sizes = replace(sizes, shards=given.shards)
     names = (PLAIN, TOKENS, TLS, BOTH) if given.apart else (PLAIN, BOTH)
     with on_disk.folder(given.directory, "secure-") as directory:
         found, added = run(directory, sizes, names)

@@ -19,11 +19,10 @@ import sys
 import time
 import urllib.request
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import uvloop
 
-from benches.common import loads
+from benches.common import leaders, loads
 from laminar.aio import connect
 from laminar.http.api.records import Records
 from laminar.log import Storage, StorageSettings
@@ -193,11 +192,8 @@ async def _post(folder: Path) -> None:
     with LocalCluster(folder, nodes=len(NODES), shards=1) as cluster:
         async with connect(cluster.urls) as client:
             topic = await client.create_topic("load", partitions=PARTITIONS, replicas=len(NODES))
-            targets = []
-            for row in await topic.partitions():
-                url = urlsplit(row.raw["leader"]["url"])
-                assert url.hostname is not None and url.port is not None, row.raw
-                targets.append((url.hostname, url.port, loads.post_request("load", row.partition)))
+            await leaders.settled(client, topic)
+            targets = await leaders.posts_to(topic)
         pids = [pid for member in cluster.members for pid in cluster.pids(member.number)]
         _say({"modules": _modules_of(cluster.urls[0])})
         loop = asyncio.get_running_loop()

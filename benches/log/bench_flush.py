@@ -16,13 +16,13 @@ from collections import defaultdict
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
-from urllib.parse import urlsplit
 
-from benches.common import floors, loads, on_disk
+from benches.common import floors, leaders, loads, on_disk
 from laminar.aio import Topic, connect
 from laminar.testing.cluster import LocalCluster
 
-NODES, SHARDS, PARTITIONS = 3, 2, 12
+NODES, PARTITIONS = 3, 12
+SHARDS = leaders.shards_of(NODES)
 POLICIES = ("commit", "interval")
 # Of each figure: whether more is better.
 MORE_IS_BETTER = {
@@ -52,13 +52,14 @@ def main() -> int:
         print(
             f"floor: {floors.disk_floor(folder, syncs=int(1000 * scale) + 20, blocks=int(200 * scale) + 4)}"
         )
-        floors.run_loop(_measure(folder, rounds=rounds, scale=scale))
+        floors.run_loop(_measure(folder, rounds=rounds, scale=scale, quick=given.quick))
     return 0
 
 
-async def _measure(folder: Path, *, rounds: int, scale: float) -> None:
+async def _measure(folder: Path, *, rounds: int, scale: float, quick: bool) -> None:
     figures: Figures = defaultdict(lambda: defaultdict(list))
-    with LocalCluster(folder / "cluster", nodes=NODES, shards=SHARDS) as cluster:
+    settings = leaders.QUICK if quick else {}
+    with LocalCluster(folder / "cluster", nodes=NODES, shards=SHARDS, settings=settings) as cluster:
         pids = [pid for member in cluster.members for pid in cluster.pids(member.number)]
         async with connect(cluster.urls) as client:
             topics = {
@@ -67,6 +68,8 @@ async def _measure(folder: Path, *, rounds: int, scale: float) -> None:
                 )
                 for policy in POLICIES
             }
+            for policy, topic in topics.items():
+                print(f"{policy}: {await leaders.settled(client, topic)}", flush=True)
             for turn in range(rounds):
                 for policy in POLICIES if turn % 2 == 0 else reversed(POLICIES):
                     for name, value in (await _loads(topics[policy], pids, scale)).items():
@@ -92,11 +95,7 @@ async def _loads(topic: Topic[bytes], pids: list[int], scale: float) -> dict[str
     produced = await loads.produce(topic, pids, records=int(200_000 * scale), rounds=1)
     in_flight = await loads.in_flight(topic, records=int(40_000 * scale) + 256, rounds=1)
     p50, p99 = await loads.one_at_a_time(topic, records=int(1000 * scale) + 20, rounds=1)
-    targets = []
-    for row in await topic.partitions():
-        url = urlsplit(row.raw["leader"]["url"])
-        assert url.hostname is not None and url.port is not None, row.raw
-        targets.append((url.hostname, url.port, loads.post_request(topic.name, row.partition)))
+    targets = await leaders.posts_to(topic)
     seconds = max(0.2, 2.0 * scale)
     post1 = await loads.posts(targets, connections=1, seconds=seconds, rounds=1)
     post64 = await loads.posts(targets, connections=64, seconds=seconds, rounds=1)

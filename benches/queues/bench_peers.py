@@ -30,7 +30,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from benches.common import floors, on_disk
+from benches.common import floors, leaders, on_disk
 from benches.common.usage import cpu_s
 from benches.queues.queue_peers import peers
 from benches.queues.queues import NODES, PARTITIONS, PATIENCE_S, VALUE, Log, Send
@@ -65,8 +65,9 @@ class Topics:
         self._client = client
 
     async def make(self, name: str) -> None:
-        """Make a topic."""
-        await self._client.create_topic(name, partitions=PARTITIONS, replicas=NODES)
+        """Make a topic, and wait until its leaders stay."""
+        made = await self._client.create_topic(name, partitions=PARTITIONS, replicas=NODES)
+        await leaders.settled(self._client, made)
 
     async def send_all(self, name: str, records: int) -> None:
         """Send by an idempotent producer."""
@@ -120,9 +121,9 @@ async def measured(side: Log, name: str, given: Any) -> dict[str, float]:
 
 
 @asynccontextmanager
-async def ours(folder: Path, shards: int) -> AsyncIterator[Log]:
+async def ours(folder: Path, shards: int, *, quick: bool) -> AsyncIterator[Log]:
     """Three nodes."""
-    settings = {"pin": "off"}
+    settings = {"pin": "off"} | (leaders.QUICK if quick else {})
     with LocalCluster(folder / "cluster", nodes=NODES, shards=shards, settings=settings) as cluster:
         pids = [pid for member in cluster.members for pid in cluster.pids(member.number)]
         async with connect(cluster.urls, timeout=PATIENCE_S) as client:
@@ -136,7 +137,7 @@ async def measure(folder: Path, given: Any) -> dict[str, float]:
     """
     sides: dict[str, Log] = {}
     starts: dict[str, Callable[[], AbstractAsyncContextManager[Any]]] = {
-        "laminar": lambda: ours(folder, given.shards)
+        "laminar": lambda: ours(folder, given.shards, quick=given.quick)
     }
     for name, peer in peers("bench-peers").items():
         starts[name] = lambda peer=peer: peer.start(folder)  # type: ignore[misc]
