@@ -40,6 +40,9 @@ class Trivial:
     def head(self, request: Request) -> Response | None:
         return None
 
+    def parses_long(self, request: Request) -> bool:
+        return True
+
     def parse(self, request: Request) -> None:
         return None
 

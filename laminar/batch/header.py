@@ -371,6 +371,12 @@ def is_one_frame(buffer: Buffer) -> bool:
     return len(buffer) == HEADER_SIZE + length
 
 
+def count_of(frame: Buffer) -> int:
+    """Return the number of records in a frame's header; nothing is verified."""
+    count: int = _COUNT.unpack_from(frame, _COUNT_AT)[0]
+    return count
+
+
 def term_of(frame: Buffer) -> int:
     """Return the Raft term in a frame's header, as its leader wrote it."""
     term: int = _TERM.unpack_from(frame, _TERM_AT)[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -31,6 +32,8 @@ class Mirror:
     def __init__(self) -> None:
         self.bodies: list[Buffer] = []
         self.handled: list[str] = []
+        self.long = True
+        self.parsed_in: list[int] = []
         self.gate = asyncio.Event()
         self.cancelled = 0
         self.ended = asyncio.Event()
@@ -58,8 +61,13 @@ class Mirror:
             return Response(307, [("Location", "http://elsewhere:1/moved")])
         return None
 
+    def parses_long(self, request: Request) -> bool:
+        """Say what `long` says."""
+        return self.long
+
     def parse(self, request: Request) -> None:
-        """Nothing to be read of a body."""
+        """Nothing to be read of a body; the thread is noted."""
+        self.parsed_in.append(threading.get_ident())
 
     def handle(self, request: Request) -> Response | Awaitable[Response]:
         """See the class."""

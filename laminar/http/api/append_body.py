@@ -31,6 +31,7 @@ from laminar.batch.header import (
     NO_PRODUCER,
     Flag,
     Header,
+    count_of,
     is_one_frame,
     set_producer,
     verify_body,
@@ -55,6 +56,7 @@ ENVELOPES_TYPE: Final = "application/vnd.laminar.records+json"
 ENVELOPE_LINES_TYPE: Final = "application/vnd.laminar.records+ndjson"
 
 _PARSED_HERE_BYTES: Final = 1 << 20
+_PARSED_HERE_RECORDS: Final = 1 << 16
 _DELAY: Final = re.compile(r"[0-9]{1,15}\Z", re.ASCII)
 
 _CODES: Final = {"bad_checksum": "bad_checksum", "too_large": "too_large"}
@@ -120,7 +122,8 @@ def _takes_long(body: Buffer, kind: str) -> bool:
     if len(body) > _PARSED_HERE_BYTES:
         return True
     if is_one_frame(body) and says_only_values(body):
-        return False  # as most are; if that is wrong, it is refused before anything is decoded
+        # As most are; if that is wrong, it is refused before anything is decoded.
+        return count_of(body) > _PARSED_HERE_RECORDS
     try:
         return any(takes_long(frame, header) for frame, header in split_headers(body))
     except BatchError:

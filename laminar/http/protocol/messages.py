@@ -227,6 +227,13 @@ class Application(Protocol):
         """
         ...
 
+    def parses_long(self, request: Request) -> bool:
+        """Return whether parsing a large body may take longer than the event loop's other work may wait.
+
+        The body is complete and not compressed. It is not called for a small one.
+        """
+        ...
+
     def parse(self, request: Request) -> Any:
         """Parse a body that would take too long to parse on the event loop; called in another thread.
 

@@ -511,7 +511,7 @@ class Connection(asyncio.BufferedProtocol):
     def _dispatch(self, request: Request, *, reserved: int = 0) -> None:
         """Decode the body of a complete request, and hand the request over."""
         coding, size = request.head.coding, len(request.body)
-        if size <= OFF_LOOP_BYTES and not (coding and size):
+        if not (coding and size) and (size <= OFF_LOOP_BYTES or not self._server.app.parses_long(request)):
             self._hand_over(request, reserved)
             return
         if size <= OFF_LOOP_BYTES:

@@ -11,7 +11,7 @@ import socket
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
-from laminar.http.api.append_body import NDJSON_TYPE, Append
+from laminar.http.api.append_body import NDJSON_TYPE, Append, parses_long
 from laminar.http.api.cross_site import Sites
 from laminar.http.api.deadlines import COMMIT_CHECK_S, COMMIT_WAIT_S
 from laminar.http.api.limits import Limits
@@ -117,7 +117,7 @@ _CHECKED_LATER = frozenset({"begin_producer", "prepare_stages", "commit_batch"})
 _AUDITED = OF_ADMINS | _CHECKED_LATER
 _AUDIT_TARGET = f"/v1/topics/{AUDIT_TOPIC}/partitions/0/records"
 
-# Operations whose bodies are records. A large one is parsed in a thread.
+# Operations whose bodies are records. One that takes long is parsed in a thread.
 _PARSED = frozenset({"append_to_topic", "append_to_partition", "stage"})
 
 NO_ROOM_MS = 1000
@@ -400,6 +400,11 @@ class Api:
         host.every(COMMIT_CHECK_S, self._sweep, to_the_end=True)
 
     # -- the application -------------------------------------------------------------------
+
+    def parses_long(self, request: Request) -> bool:
+        """Return whether a body is to be decoded in a thread: one of records that takes long."""
+        operation = matched_of(request.head).operation
+        return operation == "append_to_topic" or (operation in _PARSED and parses_long(request))
 
     def parse(self, request: Request) -> Append | None:
         """Return the decoded records of an append or stage; None for other requests. Called in a thread."""

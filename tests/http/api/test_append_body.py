@@ -321,3 +321,4 @@ def test_what_parses_long_is_told_from_the_beginning_of_the_body() -> None:
     assert not long(plain[:-1] + bytes(1) + plain[:100]), "it is refused at once"
     assert not long(plain[:20])
     assert long(build([bytes(2 << 20)]))
+    assert [False, True] == [long(build([b""] * count)) for count in (1 << 16, (1 << 16) + 1)]

@@ -29,6 +29,9 @@ class Large:
         request.answer_bytes = MIB
         return None
 
+    def parses_long(self, request: Request) -> bool:
+        return True
+
     def parse(self, request: Request) -> None:
         return None
 
@@ -204,6 +207,9 @@ class Waiting:
         if request.connection.flow is None:
             request.connection.join(flow)
         return None
+
+    def parses_long(self, request: Request) -> bool:
+        return True
 
     def parse(self, request: Request) -> None:
         return None

@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from laminar.http.api.append_body import Append, parse_append
+from laminar.http.api.append_body import Append, parse_append, parses_long
 from laminar.http.api.limits import Limits
 from laminar.http.protocol.messages import Request, Response
 from tests.http.serving import connect, read_answer
@@ -29,6 +29,9 @@ class Appends:
 
     def head(self, request: Request) -> Response | None:
         return None
+
+    def parses_long(self, request: Request) -> bool:
+        return parses_long(request)
 
     def parse(self, request: Request) -> Append:
         return parse_append(request, limits=self.limits, now_ms=lambda: 0)

@@ -67,6 +67,9 @@ class Quota:
         times = zip(self.begun, self.begun_s, self.begun_s[1:], strict=False)
         return [after_s - before_s for path, before_s, after_s in times if path == "/over"]
 
+    def parses_long(self, request: Request) -> bool:
+        return True
+
     def parse(self, request: Request) -> None:
         """Nothing to parse."""
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
+import random
 import socket
+import threading
 
 import pytest
 
-from laminar.http.protocol.messages import Request, Response
+from laminar.http.protocol.messages import OFF_LOOP_BYTES, Request, Response
 from laminar.http.server.server import HttpServer
 from tests.http.serving import (
     CHUNKED,
@@ -117,6 +120,29 @@ async def test_a_large_body_is_received_into_its_own_buffer() -> None:
         assert 0 == server.statistics()["reserved_bytes"]
     assert isinstance(app.bodies[0], bytearray)
     assert body == app.bodies[0]
+
+
+@pytest.mark.parametrize(
+    ("long", "coding", "threads"),
+    [(True, b"", 1), (False, b"", 0), (False, b"Content-Encoding: gzip\r\n", 1)],
+)
+async def test_a_large_body_goes_to_a_thread_if_it_takes_long_or_is_compressed(
+    long: bool, coding: bytes, threads: int
+) -> None:
+    """One that is parsed fast is handed over at once. The next request is answered after it either way."""
+    app = Mirror()
+    app.long = long
+    body = random.Random(1).randbytes(OFF_LOOP_BYTES + 1)
+    sent = gzip.compress(body, 1) if coding else body
+    assert len(sent) > OFF_LOOP_BYTES
+    request = b"POST /a HTTP/1.1\r\nHost: a\r\n%bContent-Length: %d\r\n\r\n%b" % (coding, len(sent), sent)
+    async with serving(app) as (server, url):
+        raw = await exchange(url, request + GET % b"next")
+
+        assert 0 == server.statistics()["reserved_bytes"]
+    assert [200, 200] == [status for status, _ in answers_in(raw)]
+    assert ["/a", "/next"] == app.handled and body == app.bodies[0]
+    assert threads == len(app.parsed_in) and threading.get_ident() not in app.parsed_in
 
 
 async def test_empty_lines_before_a_request_are_skipped() -> None:
@@ -264,6 +290,9 @@ async def test_a_response_may_be_shared_between_requests() -> None:
     class Constant:
         def head(self, request: Request) -> Response | None:
             return None
+
+        def parses_long(self, request: Request) -> bool:
+            return True
 
         def parse(self, request: Request) -> None:
             return None

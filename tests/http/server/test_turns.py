@@ -43,6 +43,9 @@ class Shared:
         self.changed.set()
         return None
 
+    def parses_long(self, request: Request) -> bool:
+        return True
+
     def parse(self, request: Request) -> None:
         """Nothing to parse."""
 
