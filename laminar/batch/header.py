@@ -371,6 +371,16 @@ def is_one_frame(buffer: Buffer) -> bool:
     return len(buffer) == HEADER_SIZE + length
 
 
+def has_more_frames(buffer: Buffer, most: int) -> bool:
+    """Return whether a buffer has more than `most` frames, by their lengths; nothing is verified."""
+    position = 0
+    for _ in range(most):
+        if position + HEADER_SIZE > len(buffer):
+            return False
+        position += HEADER_SIZE + _BODY_LENGTH.unpack_from(buffer, position + _BODY_LENGTH_AT)[0]
+    return position < len(buffer)
+
+
 def count_of(frame: Buffer) -> int:
     """Return the number of records in a frame's header; nothing is verified."""
     count: int = _COUNT.unpack_from(frame, _COUNT_AT)[0]

@@ -32,6 +32,7 @@ from laminar.batch.header import (
     Flag,
     Header,
     count_of,
+    has_more_frames,
     is_one_frame,
     set_producer,
     verify_body,
@@ -57,6 +58,7 @@ ENVELOPE_LINES_TYPE: Final = "application/vnd.laminar.records+ndjson"
 
 _PARSED_HERE_BYTES: Final = 1 << 20
 _PARSED_HERE_RECORDS: Final = 1 << 16
+_PARSED_HERE_FRAMES: Final = 64
 _DELAY: Final = re.compile(r"[0-9]{1,15}\Z", re.ASCII)
 
 _CODES: Final = {"bad_checksum": "bad_checksum", "too_large": "too_large"}
@@ -124,6 +126,8 @@ def _takes_long(body: Buffer, kind: str) -> bool:
     if is_one_frame(body) and says_only_values(body):
         # As most are; if that is wrong, it is refused before anything is decoded.
         return count_of(body) > _PARSED_HERE_RECORDS
+    if len(body) > OFF_LOOP_BYTES or has_more_frames(body, _PARSED_HERE_FRAMES):
+        return True
     try:
         return any(takes_long(frame, header) for frame, header in split_headers(body))
     except BatchError:

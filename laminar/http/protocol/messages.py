@@ -19,7 +19,8 @@ from laminar.http.protocol.request_head import RequestHead
 Buffer: TypeAlias = bytes | bytearray | memoryview
 Body: TypeAlias = Buffer | Sequence[Buffer] | AsyncIterator[Buffer]
 
-# A body above this is decompressed and parsed in another thread, while the loop serves other connections.
+# A body above this is decompressed and parsed in another thread, while the loop serves other connections; but
+# not one of which the application says that it is parsed fast.
 OFF_LOOP_BYTES: Final = 256 * 1024
 
 USUAL_ANSWER_BYTES: Final = 64 * 1024
@@ -62,7 +63,7 @@ class Request:
 
     `body` is empty in `Application.head`; in `Application.handle` it is complete and decoded from its
     ``Content-Encoding``. `connection` is the connection on which the request came. `parsed` is the result of
-    `Application.parse` for a large body, else None.
+    `Application.parse` for a body that was parsed in a thread, else None.
 
     The application may set two attributes. `answer_bytes` is the largest size of a read's answer: the server
     begins no further request of the connection while its reads may have too many bytes of answers. Without it

@@ -322,3 +322,8 @@ def test_what_parses_long_is_told_from_the_beginning_of_the_body() -> None:
     assert not long(plain[:20])
     assert long(build([bytes(2 << 20)]))
     assert [False, True] == [long(build([b""] * count)) for count in (1 << 16, (1 << 16) + 1)]
+    assert [False, True] == [long(build([b"x"]) * frames) for frames in (64, 65)]
+    big = build([bytes(1000)] * 300)
+    assert [False, True, True] == [long(body) for body in (big, big + plain, plain * 3000)]
+    assert long(build([b"x"] * 30_000, keys=[b"%d" % number for number in range(30_000)]))
+    assert [False, True] == [long(build([bytes(size)])) for size in ((1 << 20) - 300, 1 << 20)]

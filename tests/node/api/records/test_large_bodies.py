@@ -6,31 +6,35 @@ from typing import cast
 
 import pytest
 
-from laminar.batch import Codec, build
+from laminar.batch import build
 from laminar.batch.header import BATCH_TYPE
 from laminar.http.protocol.messages import Connection, Request
 from laminar.http.protocol.request_head import RequestHead
 from laminar.node.api.app import Api
 
 PLAIN = bytes(build([b"x" * 1000] * 500))
-FOLDED = bytes(build([bytes(300_000)], codec=Codec.ZSTD))
+SEVERAL = PLAIN + bytes(build([b"x"]))
 
 
 @pytest.mark.parametrize(
     ("target", "kind", "body", "long"),
     [
         ("/v1/topics/t/partitions/0/records", BATCH_TYPE, PLAIN, False),
-        ("/v1/topics/t/partitions/0/records", BATCH_TYPE, FOLDED, True),
+        ("/v1/topics/t/partitions/0/records", BATCH_TYPE, SEVERAL, True),
+        ("/v1/topics/t/partitions/0/records", f"{BATCH_TYPE}; a=b", PLAIN, False),
+        ("/v1/sinks/s/batches/1/stages", BATCH_TYPE, PLAIN, False),
+        ("/v1/sinks/s/batches/1/stages", BATCH_TYPE, SEVERAL, True),
         ("/v1/topics/t/partitions/0/records", "application/json", PLAIN, True),
         ("/v1/topics/t/records", BATCH_TYPE, PLAIN, True),
-        ("/v1/admin/nodes/n/drain", "application/json", PLAIN, False),
+        ("/v1/sinks/s/batches/1", "application/json", PLAIN, False),
     ],
 )
 def test_a_body_of_records_is_decoded_in_a_thread_if_that_takes_long(
     target: str, kind: str, body: bytes, long: bool
 ) -> None:
     """What a producer sends, one batch of plain values, is decoded at once; so is what has no records."""
-    head = RequestHead("POST", target, {"content-type": kind, "content-length": str(len(body))})
+    method = "POST" if target.endswith("s") else "PUT"
+    head = RequestHead(method, target, {"content-type": kind, "content-length": str(len(body))})
     api = Api.__new__(Api)  # it looks at the request alone
 
     assert long is api.parses_long(Request(head, body, cast(Connection, None)))
