@@ -29,7 +29,7 @@ from tests import guards, pure_only, quick_tls
 from tests.nets import ClusterNet, claim_net
 from tests.warm_start import EXECUTED, Servers
 
-pytest_plugins = ("tests.cpu",)
+pytest_plugins = ("tests.cpu", "tests.failures")
 
 TESTS = Path(__file__).parent
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.stage import UNSTEADY, BadList, listed, run
+from tests.stage import ROOT, UNSTEADY, BadList, listed, run
 
 # Passes from its second run on.
 UNSTEADY_TEST = """
@@ -76,3 +80,31 @@ def test_a_line_of_the_list_has_a_date_a_test_and_a_reason(line: str) -> None:
 def test_the_list_is_empty() -> None:
     """A test that is put there changes this line, too: nobody does it in passing."""
     assert set() == listed(UNSTEADY.read_text(), file=UNSTEADY.name)
+
+
+# Fails, and then ends the run before pytest lists what failed, when the name stands there or never will.
+BROKEN_OFF = """
+import os, pathlib, signal, time
+
+def test_fails():
+    assert 1 == 2, "a reason"
+
+def test_ends_the_run():
+    end = time.monotonic() + 60
+    while "FAILED" not in pathlib.Path("said").read_text() and time.monotonic() < end:
+        time.sleep(0.01)
+    os.kill(int(os.environ["RUN"]), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("options", ["", "-n 1"], ids=["in one process", "in a worker"])
+def test_a_test_that_failed_is_named_though_the_run_is_broken_off(folder: Path, options: str) -> None:
+    """A shell writes its process, which the run takes over, into the environment."""
+    (folder / "test_it.py").write_text(BROKEN_OFF)
+    (folder / "pytest.ini").write_text("[pytest]\naddopts = -p no:asyncio -p no:laminar -p tests.failures\n")
+    command = f"RUN=$$ exec {sys.executable} -u -m pytest -q {options} test_it.py >said"
+    ran = subprocess.run(command, shell=True, cwd=folder, env=os.environ | {"PYTHONPATH": str(ROOT)})
+
+    said = (folder / "said").read_text()
+    assert ran.returncode == -signal.SIGKILL, said
+    assert "FAILED test_it.py::test_fails (call): AssertionError: a reason" in said
