@@ -38,7 +38,7 @@ _HEADERS = msgspec.msgpack.Decoder(dict[str, bytes])
 # is.
 _RUN = 64
 
-# Limits up to which a batch is checked in the event loop: about a millisecond or two each.
+# Limits up to which batches are checked in the event loop, all of a body: about a millisecond or two each.
 _UNFOLDED_HERE_BYTES = 64 << 10
 _DECODED_HERE = 2048
 
@@ -172,20 +172,24 @@ def _cells(frame: Buffer, entry: Entry, ends: Ends) -> list[bytes]:
     return [plain[start:end] for start, end in pairwise(ends)]
 
 
-def takes_long(frame: Buffer, header: Header | None = None) -> bool:
-    """Return whether `check_batch` may take longer than about 2 ms, so that it should run in a thread.
+def takes_long(batches: Iterable[tuple[Buffer, Header | None]]) -> bool:
+    """Return whether `check_batch` of all may take longer than about 2 ms, so that it should run in a thread.
 
-    Only the directory is read, and the frame need not be verified; if the directory is wrong, the result is
-    False. `header` is the frame's header, if the caller has read it.
+    Each batch is its frame, which need not be verified, and its header, if the caller has read it. Only the
+    directories are read; a batch whose directory is wrong counts for nothing, as it is refused at once.
     """
-    try:
-        header = header or Header.unpack(frame)
-        entries = read_directory(frame, header)
-    except BatchError:
-        return False
-    unfolded_bytes = sum(entry.plain_length for entry in entries.values() if entry.codec)
-    decoded = header.count * ((Column.TAG in entries) + (Column.HEADERS in entries))
-    return unfolded_bytes > _UNFOLDED_HERE_BYTES or decoded > _DECODED_HERE
+    unfolded_bytes = decoded = 0
+    for frame, header in batches:
+        try:
+            header = header or Header.unpack(frame)
+            entries = read_directory(frame, header)
+        except BatchError:
+            continue
+        unfolded_bytes += sum(entry.plain_length for entry in entries.values() if entry.codec)
+        decoded += header.count * ((Column.TAG in entries) + (Column.HEADERS in entries))
+        if unfolded_bytes > _UNFOLDED_HERE_BYTES or decoded > _DECODED_HERE:
+            return True
+    return False
 
 
 def _check_tags(frame: Buffer, header: Header, entries: Mapping[int, Entry], ends: Ends) -> None:

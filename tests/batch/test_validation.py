@@ -116,13 +116,25 @@ def test_keys_tags_and_headers_have_limits() -> None:
     check_batch(build([b""], headers=[{"n": b"v" * 29}]), CELLS, **LIMITS)
 
 
+def long(*frames: bytes | bytearray) -> bool:
+    """Whether these batches together take long."""
+    return takes_long((frame, None) for frame in frames)
+
+
 def test_what_takes_long_is_known_by_its_directory() -> None:
     """Megabytes in a few bytes, and many cells that are decoded one by one; nothing is unfolded to know."""
-    assert not takes_long(build([b"x" * 100] * 5000))
-    assert not takes_long(build([bytes(60_000)], codec=Codec.ZSTD))
-    assert takes_long(build([bytes(70_000)], codec=Codec.ZSTD))
-    assert takes_long(build([b""] * 3000, tags=["t"] * 3000))
-    assert not takes_long(bytes(200))
+    assert not long(build([b"x" * 100] * 5000))
+    assert not long(build([bytes(60_000)], codec=Codec.ZSTD))
+    assert long(build([bytes(70_000)], codec=Codec.ZSTD))
+    assert long(build([b""] * 3000, tags=["t"] * 3000))
+    assert not long(bytes(200))
+
+
+def test_batches_that_take_long_together_take_long() -> None:
+    """Each is small, and a body may have tens of them; one that is refused at once counts for nothing."""
+    for small in (build([bytes(30_000)], codec=Codec.ZSTD), build([b""] * 1000, tags=["t"] * 1000)):
+        assert [False, True] == [long(*[small] * count) for count in (2, 3)]
+        assert [False, True] == [long(bytes(200), *[small] * count) for count in (2, 3)]
 
 
 def read_as_served(frame: bytearray) -> None:

@@ -129,7 +129,7 @@ def _takes_long(body: Buffer, kind: str) -> bool:
     if len(body) > OFF_LOOP_BYTES or has_more_frames(body, _PARSED_HERE_FRAMES):
         return True
     try:
-        return any(takes_long(frame, header) for frame, header in split_headers(body))
+        return takes_long(split_headers(body))
     except BatchError:
         return False
 

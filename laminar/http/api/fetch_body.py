@@ -169,7 +169,7 @@ def shows_long(format_: FetchFormat, frames: Sequence[Buffer | SplitFrame], want
     return (
         sum(map(len, frames)) > _SHOWN_HERE_BYTES
         or sum(_RECORDS.unpack_from(header_of(frame))[1] for frame in frames) > _SHOWN_HERE_RECORDS
-        or any(takes_long(whole(frame)) for frame in frames)
+        or takes_long((whole(frame), None) for frame in frames)
     )
 
 

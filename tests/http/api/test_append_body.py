@@ -323,6 +323,8 @@ def test_what_parses_long_is_told_from_the_beginning_of_the_body() -> None:
     assert long(build([bytes(2 << 20)]))
     assert [False, True] == [long(build([b""] * count)) for count in (1 << 16, (1 << 16) + 1)]
     assert [False, True] == [long(build([b"x"]) * frames) for frames in (64, 65)]
+    few = build([b""] * 60, tags=["t"] * 60)
+    assert [False, True] == [long(few * frames) for frames in (34, 35)], "together they take long"
     big = build([bytes(1000)] * 300)
     assert [False, True, True] == [long(body) for body in (big, big + plain, plain * 3000)]
     assert long(build([b"x"] * 30_000, keys=[b"%d" % number for number in range(30_000)]))
