@@ -126,6 +126,12 @@ NO_ROOM_MS = 1000
 Handler = Callable[..., Response | Awaitable[Response]]
 
 
+def body_takes_long(request: Request) -> bool:
+    """Return whether the body of a request has records whose decoding may take longer than about 2 ms."""
+    operation = matched_of(request.head).operation
+    return operation == "append_to_topic" or (operation in _PARSED and parses_long(request))
+
+
 class Api:
     """The HTTP application of one shard.
 
@@ -402,9 +408,8 @@ class Api:
     # -- the application -------------------------------------------------------------------
 
     def parses_long(self, request: Request) -> bool:
-        """Return whether a body is to be decoded in a thread: one of records that takes long."""
-        operation = matched_of(request.head).operation
-        return operation == "append_to_topic" or (operation in _PARSED and parses_long(request))
+        """Return whether a body is to be decoded in a thread (see `body_takes_long`)."""
+        return body_takes_long(request)
 
     def parse(self, request: Request) -> Append | None:
         """Return the decoded records of an append or stage; None for other requests. Called in a thread."""
