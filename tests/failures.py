@@ -17,10 +17,19 @@ class _Printer:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
-            crash = getattr(report.longrepr, "reprcrash", None)
-            why = crash.message.partition("\n")[0] if crash else "no reason is known"
-            self._terminal.ensure_newline()
-            self._terminal.write_line(f"FAILED {report.nodeid} ({report.when}): {why}", red=True)
+            # "???" is xdist's word for a worker that ended.
+            self._print("FAILED" if report.when in ("call", "???") else "ERROR", report)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self._print("ERROR", report)
+
+    def _print(self, what: str, report: pytest.TestReport | pytest.CollectReport) -> None:
+        crash = getattr(report.longrepr, "reprcrash", None)
+        why = crash.message if crash else str(report.longrepr)
+        self._terminal.ensure_newline()
+        self._terminal.write_line(f"{what} {report.nodeid}: {why.strip().partition(chr(10))[0]}", red=True)
+        self._terminal.flush()  # what follows may end the run
 
 
 @pytest.hookimpl(trylast=True)

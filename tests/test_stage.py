@@ -82,6 +82,11 @@ def test_the_list_is_empty() -> None:
     assert set() == listed(UNSTEADY.read_text(), file=UNSTEADY.name)
 
 
+def name_failures(folder: Path) -> None:
+    """Let pytest in `folder` name what fails at once, as it does in this project."""
+    (folder / "pytest.ini").write_text("[pytest]\naddopts = -p no:asyncio -p no:laminar -p tests.failures\n")
+
+
 # Fails, and then ends the run before pytest lists what failed, when the name stands there or never will.
 BROKEN_OFF = """
 import os, pathlib, signal, time
@@ -101,10 +106,32 @@ def test_ends_the_run():
 def test_a_test_that_failed_is_named_though_the_run_is_broken_off(folder: Path, options: str) -> None:
     """A shell writes its process, which the run takes over, into the environment."""
     (folder / "test_it.py").write_text(BROKEN_OFF)
-    (folder / "pytest.ini").write_text("[pytest]\naddopts = -p no:asyncio -p no:laminar -p tests.failures\n")
-    command = f"RUN=$$ exec {sys.executable} -u -m pytest -q {options} test_it.py >said"
+    name_failures(folder)
+    command = f"RUN=$$ exec {sys.executable} -m pytest -q {options} test_it.py >said"
     ran = subprocess.run(command, shell=True, cwd=folder, env=os.environ | {"PYTHONPATH": str(ROOT)})
 
     said = (folder / "said").read_text()
     assert ran.returncode == -signal.SIGKILL, said
-    assert "FAILED test_it.py::test_fails (call): AssertionError: a reason" in said
+    assert "FAILED test_it.py::test_fails: AssertionError: a reason" in said
+
+
+@pytest.mark.parametrize(
+    ("test", "options", "line"),
+    [
+        ("def test_it(absent): pass", "", "ERROR test_it.py::test_it: "),
+        ("import absent", "", "ERROR test_it.py: "),
+        ("import os\ndef test_it(): os._exit(3)", "-n 1", "FAILED test_it.py::test_it: worker 'gw0' crashed"),
+    ],
+    ids=["no fixture", "not collected", "a worker that ended"],
+)
+def test_what_no_test_could_say_is_named_too(folder: Path, test: str, options: str, line: str) -> None:
+    """With a reason, though there is no assertion that failed."""
+    (folder / "test_it.py").write_text(test)
+    name_failures(folder)
+    command = [sys.executable, "-m", "pytest", "-q", *options.split(), "test_it.py"]
+    ran = subprocess.run(
+        command, cwd=folder, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+    )
+
+    said = next(each for each in ran.stdout.splitlines() if each.startswith(("FAILED", "ERROR")))
+    assert said.startswith(line) and said != line, ran.stdout

@@ -127,6 +127,7 @@ def test_what_takes_long_is_known_by_its_directory() -> None:
     assert not long(build([bytes(60_000)], codec=Codec.ZSTD))
     assert long(build([bytes(70_000)], codec=Codec.ZSTD))
     assert long(build([b""] * 3000, tags=["t"] * 3000))
+    assert [False, True] == [long(build([b""], headers=[{"n": bytes(size)}])) for size in (60_000, 70_000)]
     assert not long(bytes(200))
 
 

@@ -127,7 +127,10 @@ Handler = Callable[..., Response | Awaitable[Response]]
 
 
 def body_takes_long(request: Request) -> bool:
-    """Return whether the body of a request has records whose decoding may take longer than about 2 ms."""
+    """Return whether a large body is to be decoded in a thread: one of records that takes long.
+
+    One for a topic always does: its records are divided among partitions.
+    """
     operation = matched_of(request.head).operation
     return operation == "append_to_topic" or (operation in _PARSED and parses_long(request))
 

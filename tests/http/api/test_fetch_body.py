@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from laminar.batch import HEADER_SIZE, Batch, SplitFrame, build, split, stamp
+from laminar.batch import HEADER_SIZE, Batch, Codec, SplitFrame, build, split, stamp
 from laminar.http.api.append_body import ENVELOPES_TYPE, parse_append
-from laminar.http.api.fetch_body import FetchFormat, encode_fetch, fetch_format
+from laminar.http.api.fetch_body import FetchFormat, encode_fetch, fetch_format, shows_long
 from laminar.http.api.limits import Limits
 from laminar.http.api.problems import Problem
 from laminar.http.protocol.messages import Connection, Request
@@ -244,3 +244,10 @@ def test_frames_with_a_new_header_are_shown_as_any_others(format_: FetchFormat, 
     if format_ is FetchFormat.BATCH and wanted is None:
         assert made.body[:2] == [in_two[0].head, in_two[0].body]
         assert made.body[1] is in_two[0].body
+
+
+def test_what_is_shown_in_a_thread_is_known_by_all_frames_together() -> None:
+    """Each unfolds to less than what the loop shows at once."""
+    folded = frame(0, [bytes(30_000)], codec=Codec.ZSTD)
+
+    assert [False, True] == [shows_long(FetchFormat.JSON, [folded] * count, None) for count in (2, 3)]
