@@ -283,6 +283,9 @@ class Nemesis:
         await self._rules("disk full", full, self._rng.uniform(2.0, 6.0))
 
     async def sync_fails(self) -> None:
+        """A node may have forgotten what it had not synced: not while another's copies are gone, too."""
+        if self._copy_gone:
+            return
         await self._rules("sync fails", [Rule(operation="sync", error="EIO", times=1)], 2.0)
 
     async def slow_disk(self) -> None:
@@ -315,7 +318,9 @@ class Nemesis:
         """A node's data folder is removed whole. Each entry keeps its other copies until all is made anew.
 
         The empty folder is refused under the old name, whose votes and acknowledgements it knows nothing of,
-        and taken under another: then its replicas are made anew.
+        and taken under another: then its replicas are made anew. Before, no other node may still lack what
+        it forgot when a sync failed: of an entry of three copies one would be left, and a partition that
+        cannot know whether it is the last one waits for a person.
         """
         if self._busy or self._copy_gone:
             return
@@ -325,6 +330,7 @@ class Nemesis:
                 member = self._cluster.members[number]
                 async with self._on("wiped directory", [number]) as fault:
                     await self._until("bits put right", self._whole)
+                    await self._until("every vote counts", self._every_vote_counts)
                     await asyncio.to_thread(self._cluster.kill, number)
                     if self._rng.random() < 0.5:
                         await self._refused(number)
@@ -360,6 +366,10 @@ class Nemesis:
                 path = f"{url}/v1/topics/{topic}/partitions/{partition}/digest"
                 get_json(path, headers={"Laminar-Local": "1"}, timeout=30.0)
         return not self._flipped
+
+    def _every_vote_counts(self) -> bool:
+        """Whether each node answers, and none has a replica that may have forgotten entries."""
+        return all(may_have_forgotten(get_text(f"{url}/metrics")) == 0 for url in self._cluster.urls)
 
     def _in_their_places(self) -> bool:
         """Whether each replica is on a node that is there, whole, and keeps up with its leader."""
@@ -449,6 +459,12 @@ def stands_still(cluster: FaultyCluster, number: int) -> bool:
             raise RuntimeError(f"node-{number + 1} does not say whether its logs stand still")
         time.sleep(0.1)
     return True
+
+
+def may_have_forgotten(metrics: str | None) -> int | None:
+    """How many replicas of a node may have forgotten entries; None if it does not say."""
+    found = re.findall(r"^laminar_node_recovering_replicas\{.*\} (\d+)$", metrics or "", re.MULTILINE)
+    return sum(map(int, found)) if found else None
 
 
 def get_text(url: str) -> str | None:
