@@ -129,7 +129,7 @@ async def test_a_large_body_is_received_into_its_own_buffer() -> None:
 async def test_a_large_body_goes_to_a_thread_if_it_takes_long_or_is_compressed(
     long: bool, coding: bytes, threads: int
 ) -> None:
-    """One that is parsed fast is handed over at once. The next request is answered after it either way."""
+    """One that is parsed fast is handed over at once. The next request is not begun before it."""
     app = Mirror()
     app.long = long
     body = random.Random(1).randbytes(OFF_LOOP_BYTES + 1)
