@@ -369,7 +369,7 @@ class Nemesis:
 
     def _every_vote_counts(self) -> bool:
         """Whether each node answers, and none has a replica that may have forgotten entries."""
-        return all(may_have_forgotten(get_text(f"{url}/metrics")) == 0 for url in self._cluster.urls)
+        return all(metric(url, "laminar_node_recovering_replicas") == 0 for url in self._cluster.urls)
 
     def _in_their_places(self) -> bool:
         """Whether each replica is on a node that is there, whole, and keeps up with its leader."""
@@ -461,10 +461,10 @@ def stands_still(cluster: FaultyCluster, number: int) -> bool:
     return True
 
 
-def may_have_forgotten(metrics: str | None) -> int | None:
-    """How many replicas of a node may have forgotten entries; None if it does not say."""
-    found = re.findall(r"^laminar_node_recovering_replicas\{.*\} (\d+)$", metrics or "", re.MULTILINE)
-    return sum(map(int, found)) if found else None
+def metric(url: str, name: str) -> int | None:
+    """A number of a node, over all its processes; None if it does not tell it now."""
+    values = re.findall(rf"^{name}\{{[^}}]*\}} ([0-9.e+]+)$", get_text(f"{url}/metrics") or "", re.MULTILINE)
+    return int(sum(map(float, values))) if values else None
 
 
 def get_text(url: str) -> str | None:

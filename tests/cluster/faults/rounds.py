@@ -30,7 +30,7 @@ from laminar.testing.replicas import committed_digests
 from tests.checkers import Fault, History, Violation, check_replicas
 from tests.cluster.faults.cluster import FaultyCluster, faulty_cluster
 from tests.cluster.faults.flips import Flip, flip_segments
-from tests.cluster.faults.nemesis import Nemesis, get_text
+from tests.cluster.faults.nemesis import Nemesis, metric
 from tests.cluster.faults.report import tell, violations_of
 from tests.cluster.faults.workload import Workload, now_us
 
@@ -106,9 +106,7 @@ class Rounds:
 
     async def metric(self, number: int, name: str) -> int | None:
         """A number of a node, over all its processes; None if its shard does not tell it now."""
-        text = await asyncio.to_thread(get_text, f"{self.cluster.urls[number]}/metrics") or ""
-        values = re.findall(rf"^{name}\{{[^}}]*\}} ([0-9.e+]+)$", text, re.MULTILINE)
-        return int(sum(map(float, values))) if values else None
+        return await asyncio.to_thread(metric, self.cluster.urls[number], name)
 
     async def until(
         self, what: str, condition: Callable[[], Awaitable[bool]], *, timeout_s: float = PATIENCE_S
